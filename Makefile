@@ -1,0 +1,42 @@
+# Everything starts from Python 3.11 or newer and make: each target builds the .venv that it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check bench format clean
+
+demo: .venv/installed-core
+	$(BIN)/python examples/walk.py
+	$(BIN)/vitral models
+
+test: .venv/installed-dev
+	$(BIN)/python -m pytest -n 2 $(TESTS)
+
+check: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: .venv/installed-dev
+	$(BIN)/python -m benchmarks.forward
+	$(BIN)/python -m benchmarks.mixed_sizes
+
+format: .venv/installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "vitral needs Python 3.11 or newer, and $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	$(PYTHON) -m venv .venv
+
+.venv/installed-core: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+.venv/installed-dev: .venv/installed-core
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,peers,docs]'
+	@touch $@
+
+clean:
+	rm -rf .venv dist build .pytest_cache .ruff_cache

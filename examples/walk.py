@@ -1,0 +1,63 @@
+"""One image walks through a small Vision Transformer: the shape after every step.
+
+Run it with ``make demo``, or ``python examples/walk.py vit-b16`` for another model.
+"""
+
+import sys
+from collections.abc import Iterator
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+import vitral
+
+
+def walk(model: vitral.ViT, image: Tensor) -> Iterator[tuple[str, str, Tensor]]:
+    """What happens, how the paper writes it, and what comes out."""
+    yield "an image", "x", image
+    cut = model.patches.cut(image if model.patches.stem is None else model.patches.stem(image))
+    yield "cut into flat patches", "x_p", cut
+    tokens = model.patches.project(cut)
+    yield "each mapped to a token", "x_p E", tokens
+    tokens = model.prepend_extras(tokens)
+    yield "the class token goes first", "[x_class; x_p E]", tokens
+    tokens, packing = model.embed(image)
+    yield "positions are added", "z_0 = [x_class; x_p E] + E_pos", tokens
+    norm1, attention, norm2, mlp = (model.blocks[0].get_submodule(n) for n in ("norm1", "attention", "norm2", "mlp"))
+    attended = tokens + attention(norm1(tokens), packing)
+    yield "tokens look at each other", "z'_1 = MSA(LN(z_0)) + z_0", attended
+    tokens = attended + mlp(norm2(attended))
+    yield "each token by itself", "z_1 = MLP(LN(z'_1)) + z'_1", tokens
+    for block in model.blocks[1:]:
+        tokens = block(tokens, packing)
+    yield f"the same in blocks 2 to {len(model.blocks)}", "z_L", tokens
+    tokens = model.norm(tokens)
+    yield "the last norm", "LN(z_L)", tokens
+    pooled = model.pool(tokens, packing)
+    yield "one vector for the image", "y = LN(z_L^0)", pooled
+    yield "logits", "head(y)", model.head(model.representation(pooled))
+
+
+def main(name: str = "vit-pico7") -> None:
+    torch.manual_seed(0)
+    model = vitral.create(name, num_classes=10).eval()
+    image = torch.rand(1, model.config.channels, *model.config.image_hw) * 2 - 1
+    table = Table("step", "in the paper", "shape", box=None, pad_edge=False)
+    with torch.no_grad():
+        steps = list(walk(model, image))
+        for step, formula, result in steps:
+            table.add_row(step, Text(formula), " x ".join(map(str, result.shape)))
+        if not torch.allclose(steps[-1][2], model(image), atol=1e-5):
+            sys.exit("the walk and the model disagree")
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    console = Console()
+    console.print(f"An image walks through {name}, a Vision Transformer of {parameters:,} parameters\n", style="bold")
+    console.print(table)
+    console.print()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,53 @@
+"""The ``vitral`` command: finds the verb, and turns everything that goes wrong into one sentence and an exit code.
+
+Exit codes: 0 done, 1 failed, 2 wrong use or unusable input, 130 interrupted.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App
+from cyclopts.exceptions import CycloptsError
+
+from vitral import __version__
+from vitral.errors import VitralError
+
+app = App(
+    name="vitral",
+    help="Vision Transformers: build, measure and look inside them.",
+    version=__version__,
+    help_epilogue="`vitral VERB --help` tells more. `--debug` shows where an error came from.",
+)
+app.command("vitral.cli.models:models", help="Names, parameters, FLOPs and memory of the models.")
+app.command("vitral.cli.doctor:doctor", help="The device, the versions, what is missing and how to get it.")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        app(words, print_error=False, exit_on_error=False, result_action="return_value")
+    except CycloptsError as error:
+        _leave(2, _one_sentence(error), debug, error)
+    except VitralError as error:
+        _leave(error.exit_code, str(error), debug, error)
+    except BrokenPipeError:  # somebody closed the pipe, as head does
+        sys.stderr.close()
+        sys.exit(0)
+    except KeyboardInterrupt:
+        _leave(130, "interrupted", debug=False, error=None)
+
+
+def _one_sentence(error: CycloptsError) -> str:
+    """cyclopts' message, without its line breaks and with a way on."""
+    message = " ".join(str(error).split())
+    command = " ".join(["vitral", *(error.command_chain or ())])
+    return f"{message} See `{command} --help`."
+
+
+def _leave(code: int, message: str, debug: bool, error: Exception | None) -> None:
+    if debug and error is not None:
+        raise error
+    print(f"vitral: {message}", file=sys.stderr)
+    sys.exit(code)

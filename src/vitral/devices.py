@@ -1,0 +1,60 @@
+"""Where to compute and in which precision: each choice with the reason for it."""
+
+from dataclasses import dataclass
+
+from vitral.errors import ConfigError
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Something that was decided, and why."""
+
+    value: str
+    reason: str
+
+
+def choose_device(wanted: str = "auto") -> Choice:
+    """The device to compute on; ConfigError when the wanted one is not here."""
+    import torch
+
+    kind = wanted.split(":")[0]
+    if kind not in DEVICES:
+        raise ConfigError(f"device={wanted!r} must be one of {', '.join(DEVICES)}, or such as 'cuda:1'.")
+    if kind == "cpu":
+        return Choice("cpu", "asked for")
+    usable = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if kind != "auto":
+        if not usable[kind]:
+            raise ConfigError(
+                f"device={wanted!r} is not usable: this torch ({torch.__version__}) finds no such device.",
+                hint="Use device='cpu', or install a build of torch for it.",
+            )
+        return Choice(wanted, "asked for")
+    if usable["cuda"]:
+        return Choice("cuda", f"a GPU is there: {torch.cuda.get_device_name()}")
+    if usable["mps"]:
+        return Choice("mps", "an Apple GPU is there")
+    return Choice("cpu", f"no GPU that this torch ({torch.__version__}) can use")
+
+
+def choose_precision(device: str) -> Choice:
+    """bfloat16 where the hardware multiplies it natively, else float32."""
+    import torch
+
+    if device.startswith("cuda"):
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return Choice("bfloat16", "native on this GPU") if native else Choice("float32", "no native bfloat16 here")
+    if device == "mps":
+        return Choice("float32", "bfloat16 brings little on Apple GPUs")
+    if _cpu_has_bfloat16():
+        return Choice("bfloat16", "native on this CPU")
+    return Choice("float32", "this CPU has no native bfloat16")
+
+
+def _cpu_has_bfloat16() -> bool:
+    import torch
+
+    describe = getattr(torch.cpu, "get_capabilities", dict)  # newer releases of torch tell
+    return any(present for name, present in describe().items() if name in ("avx512_bf16", "amx_bf16", "bf16"))

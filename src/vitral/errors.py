@@ -1,0 +1,50 @@
+"""The one tree of exceptions. Every message says what was seen, what is allowed and what to do about it; the
+command line prints it as it stands and leaves with ``exit_code``.
+
+    VitralError
+      ConfigError        a setting, a name or a combination of settings that cannot be
+      DataError          pictures or tensors that cannot be used
+      MissingExtraError  an optional package that is not installed
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class VitralError(Exception):
+    """The root: ``except vitral.VitralError`` catches everything that vitral raises on purpose."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None):
+        super().__init__(message if hint is None else f"{message} {hint}")
+        self.message = message
+        self.hint = hint
+
+
+class ConfigError(VitralError):
+    """A setting that cannot be: names the field, the value, the rule and the way out."""
+
+    exit_code = 2
+
+
+class DataError(VitralError):
+    """Pictures or tensors that cannot be used."""
+
+    exit_code = 2
+
+
+class MissingExtraError(VitralError):
+    """An optional package is needed and not installed."""
+
+    exit_code = 2
+
+    def __init__(self, package: str, *, extra: str):
+        super().__init__(f"This needs the package {package}.", hint=f"Install it with: pip install 'vitral[{extra}]'")
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
+    """The hint for a mistyped word, or None when nothing is near."""
+    near = get_close_matches(word.lower(), {choice.lower(): choice for choice in choices}, n=1, cutoff=0.5)
+    by_lower = {choice.lower(): choice for choice in choices}
+    return f"Did you mean {by_lower[near[0]]!r}?" if near else None

@@ -1,0 +1,130 @@
+"""Multi-head self-attention: the fused kernel, the explicit one that shows its weights, and the axial kind.
+
+Linear layers run on the packed sequence; the products of queries and keys stay within each image.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitral.model.config import ViTConfig
+from vitral.model.initialise import Linear, xavier_uniform_each_
+from vitral.model.packing import Group, Packing, join
+from vitral.model.positions import RelativePositions
+
+Heads = Float[Tensor, "B H N E"]
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention of the paper's appendix A."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.dropout = config.attention_dropout
+        self.to_qkv = Linear(width, 3 * width, weight=lambda weight: xavier_uniform_each_(weight, 3))
+        self.relative = RelativePositions(config) if config.position == "relative" else None
+        self.to_out = Linear(width, width, weight=nn.init.xavier_uniform_)
+        self.record: Callable[[list[Tensor], Packing], None] | None = None  # set by record_attention
+
+    def forward(self, x: Float[Tensor, "B N D"], packing: Packing) -> Float[Tensor, "B N D"]:
+        parts = list(zip(packing.split(self.to_qkv(x)), packing.groups, strict=True))
+        if self.record is None:
+            mixed = [self.mix(qkv, group) for qkv, group in parts]
+        else:
+            mixed, weights = zip(*[self.mix_and_show(qkv, group) for qkv, group in parts], strict=True)
+            self.record(list(weights), packing)
+        return self.to_out(join(mixed))
+
+    def mix(self, qkv: Float[Tensor, "B N D3"], group: Group) -> Float[Tensor, "B N D"]:
+        q, k, v = self.split_heads(qkv)
+        mixed = self.attend(q, k, v, group)
+        return mixed.transpose(1, 2).flatten(2)  # (B, heads, N, head_dim) -> (B, N, D)
+
+    def mix_and_show(self, qkv: Float[Tensor, "B N D3"], group: Group) -> tuple[Tensor, Tensor]:
+        """The same without the fused kernel: also gives the attention weights (B, heads, N, N)."""
+        q, k, v = self.split_heads(qkv)
+        logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+        if self.relative is not None:
+            logits = logits + self.relative(q, group)
+        if (visible := self.visible(group, q.device)) is not None:
+            logits = logits.masked_fill(~visible, float("-inf"))
+        weights = logits.softmax(dim=-1)
+        mixed = F.dropout(weights, self.dropout, self.training) @ v
+        return mixed.transpose(1, 2).flatten(2), weights
+
+    def split_heads(self, qkv: Float[Tensor, "B N D3"]) -> tuple[Heads, Heads, Heads]:
+        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 3 x (B, heads, N, head_dim)
+        return q, k, v
+
+    def attend(self, q: Heads, k: Heads, v: Heads, group: Group) -> Heads:
+        bias = None if self.relative is None else self.relative(q, group)
+        return self.fused(q, k, v, bias)
+
+    def fused(self, q: Heads, k: Heads, v: Heads, bias: Tensor | None) -> Heads:
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+
+    def visible(self, group: Group, device: torch.device) -> Tensor | None:
+        """(N, N): which keys each query may look at; None: all."""
+        return None
+
+
+class AxialAttention(Attention):
+    """Appendix D.6: patches look along their own row, or their own column, and at class token and registers, which
+    look at everything."""
+
+    def __init__(self, config: ViTConfig, *, along: str):
+        super().__init__(config)
+        self.along_rows = along == "rows"
+
+    def attend(self, q: Heads, k: Heads, v: Heads, group: Group) -> Heads:
+        extras = group.extras
+        bias = None if self.relative is None else self.relative(q, group)
+        k_line, v_line = (self.with_extras(x, group) for x in (k, v))
+        patches = self.fused(self.lines(q[:, :, extras:], group), k_line, v_line, self.line_bias(bias, group))
+        patches = self.unlines(patches, group)
+        if not extras:
+            return patches
+        all_seeing = self.fused(q[:, :, :extras], k, v, None if bias is None else bias[:, :, :extras])
+        return torch.cat([all_seeing, patches], dim=2)
+
+    def lines(self, x: Heads, group: Group) -> Float[Tensor, "lines H line E"]:
+        x = x.unflatten(2, group.grid)  # (B, heads, rows, columns, head_dim)
+        x = x.permute(0, 2, 1, 3, 4) if self.along_rows else x.permute(0, 3, 1, 2, 4)
+        return x.flatten(0, 1)
+
+    def unlines(self, x: Float[Tensor, "lines H line E"], group: Group) -> Heads:
+        x = x.unflatten(0, (-1, group.grid[0] if self.along_rows else group.grid[1]))
+        x = x.permute(0, 2, 1, 3, 4) if self.along_rows else x.permute(0, 2, 3, 1, 4)
+        return x.flatten(2, 3)
+
+    def with_extras(self, x: Heads, group: Group) -> Float[Tensor, "lines H seen E"]:
+        """Each line, behind the class token and registers of its image."""
+        line = self.lines(x[:, :, group.extras :], group)
+        extras = x[:, :, : group.extras].repeat_interleave(line.shape[0] // x.shape[0], dim=0)
+        return torch.cat([extras, line], dim=2)
+
+    def line_bias(self, bias: Tensor | None, group: Group) -> Tensor | None:
+        """(B, heads, N, N) -> for each line (lines, heads, line, extras + line)."""
+        if bias is None:
+            return None
+        rows = self.lines(bias[:, :, group.extras :], group)  # (lines, heads, line, N)
+        of_extras, of_patches = rows.split([group.extras, rows.shape[-1] - group.extras], dim=-1)
+        grid = of_patches.unflatten(-1, group.grid)
+        lines = group.grid[0] if self.along_rows else group.grid[1]
+        grid = grid.unflatten(0, (-1, lines)).movedim(-2 if self.along_rows else -1, 2)
+        own = grid.diagonal(dim1=1, dim2=2).movedim(-1, 1).flatten(0, 1)  # key line = query line
+        return torch.cat([of_extras, own], dim=-1)
+
+    def visible(self, group: Group, device: torch.device) -> Tensor | None:
+        rows, columns = group.grid
+        patch = torch.arange(rows * columns, device=device)
+        line = patch // columns if self.along_rows else patch % columns
+        extras = torch.full((group.extras,), -1, device=device)
+        line = torch.cat([extras, line])
+        return (line[:, None] == line) | (line[:, None] < 0) | (line < 0)

@@ -1,0 +1,206 @@
+"""What a network costs: parameters, floating-point operations and memory, from its description alone.
+
+Nothing is built and torch is not imported, so ``vitral models`` answers at once. Operations are counted as the paper
+counts them: convolutions, matrix products and attention products, two for each multiply and add; norms, activations
+and additions are left out.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vitral.model.config import ConvStem, ResNetStem, ViTConfig
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """The cost of one forward pass of one image, and what training needs beside it. Memory is in bytes, in float32."""
+
+    parameters: int
+    tokens: int
+    forward_flops: int
+    parameter_bytes: int
+    inference_bytes: int
+    """Parameters and the most that is alive at once for one image."""
+    optimiser_bytes: int
+    """What training holds besides the parameters: gradients and the two moments of Adam."""
+    activation_bytes: int
+    """What the backward pass needs of one image, without dropout and without gradient checkpointing."""
+
+    def training_bytes(self, batch_size: int) -> int:
+        return self.parameter_bytes + self.optimiser_bytes + batch_size * self.activation_bytes
+
+
+def count_cost(config: ViTConfig, image_size: tuple[int, int] | None = None) -> Cost:
+    """The cost at the configured image size or another (height, width)."""
+    image_size = image_size or config.image_hw
+    grid = config.grid(*image_size)
+    tokens = config.extra_tokens + grid[0] * grid[1]
+    parameters = _count_parameters(config)
+    flops = sum(layer.flops for layer in _stem_layers(config, image_size))
+    flops += sum(2 * matrix.rows * matrix.inputs * matrix.outputs for matrix in _matrices(config, grid))
+    flops += config.blocks * _attention_flops(config, grid)
+    if config.pool == "map":
+        flops += 4 * grid[0] * grid[1] * config.width
+    in_the_mlp = tokens * (2 * config.width + 2 * config.mlp_width)  # the sum, its norm, hidden before and after
+    alive = max([in_the_mlp, *(layer.kept for layer in _stem_layers(config, image_size))])
+    return Cost(
+        parameters=parameters,
+        tokens=tokens,
+        forward_flops=flops,
+        parameter_bytes=parameters * FLOAT_BYTES,
+        inference_bytes=(parameters + alive) * FLOAT_BYTES,
+        optimiser_bytes=3 * parameters * FLOAT_BYTES,
+        activation_bytes=_kept_for_backward(config, grid, image_size) * FLOAT_BYTES,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A linear layer with a bias, and the number of rows that pass through it for one image."""
+
+    rows: int
+    inputs: int
+    outputs: int
+
+
+def _matrices(config: ViTConfig, grid: tuple[int, int]) -> Iterator[_Matrix]:
+    patches, width = grid[0] * grid[1], config.width
+    tokens = config.extra_tokens + patches
+    patch_h, patch_w = config.patch_hw
+    yield _Matrix(patches, config.patch_channels * patch_h * patch_w, width)
+    for _ in range(config.blocks):
+        yield _Matrix(tokens, width, 3 * width)
+        yield _Matrix(tokens, width, width)
+        yield from _mlp(config, tokens)
+    if config.pool == "map":
+        yield _Matrix(1, width, width)
+        yield _Matrix(patches, width, 2 * width)
+        yield _Matrix(1, width, width)
+        yield from _mlp(config, 1)
+    pooled = tokens if config.pool == "none" else 1
+    if config.representation is not None:
+        yield _Matrix(pooled, width, config.representation)
+    if config.num_classes:
+        yield _Matrix(pooled, config.representation or width, config.num_classes)
+
+
+def _mlp(config: ViTConfig, rows: int) -> Iterator[_Matrix]:
+    yield _Matrix(rows, config.width, config.mlp_width)
+    yield _Matrix(rows, config.mlp_width, config.width)
+
+
+def _attention_flops(config: ViTConfig, grid: tuple[int, int]) -> int:
+    """Of one block: queries by keys and weights by values; rows and columns average out in axial attention."""
+    (rows, columns), extras = grid, config.extra_tokens
+    patches = rows * columns
+    if config.attention == "axial":
+        pairs = (2 * extras * (extras + patches) + patches * (2 * extras + rows + columns)) // 2
+    else:
+        pairs = (extras + patches) ** 2
+    flops = 4 * config.width * pairs
+    if config.position == "relative":
+        flops += 2 * config.width * (extras + patches) * (_offsets(config, grid) + 2 * extras)
+    return flops
+
+
+def _offsets(config: ViTConfig, grid: tuple[int, int]) -> int:
+    """Rows of a relative table: one-dimensional offsets on the trained grid, two-dimensional ones elsewhere."""
+    rows, columns = grid
+    return 2 * rows * columns - 1 if grid == config.table_grid else (2 * rows - 1) * (2 * columns - 1)
+
+
+def _count_parameters(config: ViTConfig) -> int:
+    width = config.width
+    count = sum(matrix.inputs * matrix.outputs + matrix.outputs for matrix in _matrices(config, config.table_grid))
+    count += config.extra_tokens * width
+    count += config.position_tables * _position_parameters(config)
+    in_a_block = 4 * width  # two norms
+    if config.layer_scale is not None:
+        in_a_block += 2 * width
+    if config.position == "relative":
+        in_a_block += (_offsets(config, config.table_grid) + 2 * config.extra_tokens) * width
+    count += config.blocks * in_a_block
+    count += 2 * width  # the final norm
+    if config.pool == "map":
+        count += 3 * width  # probe and norm
+    return count + sum(layer.parameters for layer in _stem_layers(config, config.image_hw))
+
+
+def _position_parameters(config: ViTConfig) -> int:
+    rows, columns = config.table_grid
+    class_row = int(config.has_class_token) * config.width
+    match config.position:
+        case "learned":
+            return rows * columns * config.width + class_row
+        case "learned-2d":
+            return (rows + columns) * config.width // 2 + class_row
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Convolution:
+    """A convolution without bias, and the norm behind it."""
+
+    inputs: int
+    outputs: int
+    kernel: int
+    height: int
+    """Of its output, as is width."""
+    width: int
+
+    @property
+    def parameters(self) -> int:
+        return self.inputs * self.outputs * self.kernel**2 + 2 * self.outputs
+
+    @property
+    def kept(self) -> int:
+        """Its output, the norm's and the activation's."""
+        return 3 * self.outputs * self.height * self.width
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.inputs * self.outputs * self.kernel**2 * self.height * self.width
+
+
+def _stem_layers(config: ViTConfig, image_size: tuple[int, int]) -> Iterator[_Convolution]:
+    match config.stem:
+        case ConvStem(widths=widths):
+            height, width = image_size
+            for inputs, outputs in zip((config.channels, *widths[:-1]), widths, strict=True):
+                height, width = -(-height // 2), -(-width // 2)
+                yield _Convolution(inputs, outputs, 3, height, width)
+        case ResNetStem() as stem:
+            yield from _resnet_layers(stem, config.channels, image_size)
+
+
+def _resnet_layers(stem: ResNetStem, channels: int, image_size: tuple[int, int]) -> Iterator[_Convolution]:
+    height, width = (-(-side // 2) for side in image_size)
+    inputs = 64 * stem.width_factor
+    yield _Convolution(channels, inputs, 7, height, width)
+    height, width = -(-height // 2), -(-width // 2)
+    for stage, units in enumerate(stem.stages):
+        middle = 64 * stem.width_factor * 2**stage
+        for unit in range(units):
+            yield _Convolution(inputs, middle, 1, height, width)
+            if unit == 0 and stage > 0:  # the 3x3 convolution and the shortcut halve the size
+                height, width = -(-height // 2), -(-width // 2)
+            yield _Convolution(middle, middle, 3, height, width)
+            yield _Convolution(middle, 4 * middle, 1, height, width)
+            if unit == 0:
+                yield _Convolution(inputs, 4 * middle, 1, height, width)
+            inputs = 4 * middle
+
+
+def _kept_for_backward(config: ViTConfig, grid: tuple[int, int], image_size: tuple[int, int]) -> int:
+    """Numbers that autograd keeps of one image."""
+    patches, width = grid[0] * grid[1], config.width
+    tokens = config.extra_tokens + patches
+    branches = 0 if config.layer_scale is None else 2 * width
+    # Two sums, two norms with their statistics, q, k, v, what was mixed and its normaliser, hidden before and after.
+    block = 8 * width + 2 * config.mlp_width + branches + 4 + config.heads
+    patch_h, patch_w = config.patch_hw
+    cut = patches * config.patch_channels * patch_h * patch_w
+    stem = sum(layer.kept for layer in _stem_layers(config, image_size))
+    return tokens * (config.blocks * block + width) + cut + stem

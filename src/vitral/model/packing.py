@@ -1,0 +1,115 @@
+"""Packing: images of different sizes as one long sequence of tokens, without padding.
+
+Images of one size form a group, and groups lie behind each other on the token axis. Everything that treats tokens
+one by one (norms, linear layers) runs on the whole sequence; attention and pooling visit the groups. An ordinary
+batch is the case of one group, and keeps its shape (B, N, D): nothing is copied or split for it.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitral.errors import DataError
+from vitral.model.config import ViTConfig
+
+
+class Group(NamedTuple):
+    """Images of one size."""
+
+    images: int
+    grid: tuple[int, int]
+    """(rows, columns) of patches."""
+    extras: int
+    """Tokens ahead of the patches of each image: class token and registers."""
+
+    @property
+    def tokens(self) -> int:
+        return self.extras + self.grid[0] * self.grid[1]
+
+
+class Packing(NamedTuple):
+    """Which images lie where."""
+
+    groups: tuple[Group, ...]
+    order: tuple[int, ...] | None
+    """For a list of images: the index in that list of each packed image; None for a batch."""
+
+    @property
+    def grids(self) -> list[tuple[int, int]]:
+        """The grid of each image of a list, in the given order."""
+        packed = [group.grid for group in self.groups for _ in range(group.images)]
+        return [grid for _, grid in sorted(zip(self.order or (), packed, strict=True))]
+
+    def split(self, x: Tensor) -> Sequence[Tensor]:
+        """(B, N, D) -> itself, or packed (1, T, D) -> one (images, tokens, D) for each group."""
+        if len(self.groups) == 1:
+            return (x,)
+        parts = x.split([group.images * group.tokens for group in self.groups], dim=1)
+        return [part.unflatten(1, (g.images, g.tokens))[0] for part, g in zip(parts, self.groups, strict=True)]
+
+    def in_order(self, parts: Sequence[Tensor]) -> Tensor:
+        """One tensor a group, a row an image -> one tensor, rows in the order in which the images were given."""
+        if self.order is None:
+            return parts[0]
+        rows = torch.cat(list(parts))
+        return rows if len(parts) == 1 else rows[torch.tensor(self.order, device=rows.device).argsort()]
+
+    def per_image(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """One tensor a group -> one tensor an image, each with a batch axis of one, in the given order."""
+        assert self.order is not None, "a batch is not taken apart"
+        rows = [row for part in parts for row in part.split(1)]
+        return [row for _, row in sorted(zip(self.order, rows, strict=True), key=lambda pair: pair[0])]
+
+    def per_token(self, x: Tensor) -> Tensor | list[Tensor]:
+        """Something for every token: a batch as it is, a list as one (tokens, D) for each image."""
+        return x if self.order is None else [image[0] for image in self.per_image(self.split(x))]
+
+
+def join(parts: Sequence[Tensor]) -> Tensor:
+    """One (images, tokens, D) for each group -> (B, N, D) for one group, else packed (1, T, D)."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([part.flatten(0, 1) for part in parts])[None]
+
+
+def arrange(images: Tensor | Sequence[Tensor], config: ViTConfig) -> tuple[list[Tensor], Packing]:
+    """A batch, or a list of images of any sizes -> stacks of one size, and where each image went."""
+    if isinstance(images, Tensor):
+        if images.ndim != 4:
+            raise DataError(
+                f"The model takes images of shape (batch, channels, height, width), and this is {tuple(images.shape)}.",
+                hint="Add the batch axis to a single image with image[None].",
+            )
+        stacks, order = [images], None
+    else:
+        if any(image.ndim != 3 for image in images) or not images:
+            raise DataError(
+                f"A list of images holds tensors of shape (channels, height, width), and this one holds "
+                f"{[tuple(image.shape) for image in images] or 'nothing'}.",
+            )
+        by_size: dict[tuple[int, ...], list[int]] = {}
+        for index, image in enumerate(images):
+            by_size.setdefault(tuple(image.shape), []).append(index)
+        stacks = [torch.stack([images[index] for index in group]) for group in by_size.values()]
+        order = tuple(index for group in by_size.values() for index in group)
+    for stack in stacks:
+        _check_stack(stack, config)
+    extras = config.extra_tokens
+    groups = [Group(stack.shape[0], config.grid(stack.shape[2], stack.shape[3]), extras) for stack in stacks]
+    return stacks, Packing(tuple(groups), order)
+
+
+def _check_stack(images: Tensor, config: ViTConfig) -> None:
+    if images.shape[1] != config.channels:
+        raise DataError(
+            f"The model was built for channels={config.channels}, and these images have {images.shape[1]} channels "
+            f"(shape {tuple(images.shape)}, channels before height and width).",
+            hint=f"Convert the images, or build the model with channels={images.shape[1]}.",
+        )
+    if not images.is_floating_point():
+        raise DataError(
+            f"The model takes normalised floating-point images, and these are {images.dtype}.",
+            hint="Scale them first, such as images.float() / 127.5 - 1.",
+        )

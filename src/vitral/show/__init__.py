@@ -1,0 +1,1 @@
+"""Everything that a person sees: tables, plots, reports. Reads results, never torch."""
