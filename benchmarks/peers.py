@@ -226,11 +226,12 @@ def _loaded(peer: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Every parameter random, so that nothing hides behind a zero."""
+    """Every parameter random and large enough to matter, so that nothing hides behind a zero or a whisper."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            spread = 0.02 if parameter.ndim > 1 else 0.1
+            is_matrix = name.endswith("weight") and parameter.ndim > 1
+            spread = parameter[0].numel() ** -0.5 if is_matrix else 0.3
             noise = torch.randn(parameter.shape, generator=generator) * spread
             parameter.copy_(noise + (1 if "norm" in name and name.endswith("weight") else 0))
     return model

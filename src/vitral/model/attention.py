@@ -15,7 +15,7 @@ from vitral.model.initialise import Linear, xavier_uniform_each_
 from vitral.model.packing import Group, Packing, join
 from vitral.model.positions import RelativePositions
 
-Heads = Float[Tensor, "B H N E"]
+Heads = Float[Tensor, "B H _ E"]
 
 
 class Attention(nn.Module):
@@ -40,12 +40,12 @@ class Attention(nn.Module):
             self.record(list(weights), packing)
         return self.to_out(join(mixed))
 
-    def mix(self, qkv: Float[Tensor, "B N D3"], group: Group) -> Float[Tensor, "B N D"]:
+    def mix(self, qkv: Float[Tensor, "B N QKV"], group: Group) -> Float[Tensor, "B N D"]:
         q, k, v = self.split_heads(qkv)
         mixed = self.attend(q, k, v, group)
         return mixed.transpose(1, 2).flatten(2)  # (B, heads, N, head_dim) -> (B, N, D)
 
-    def mix_and_show(self, qkv: Float[Tensor, "B N D3"], group: Group) -> tuple[Tensor, Tensor]:
+    def mix_and_show(self, qkv: Float[Tensor, "B N QKV"], group: Group) -> tuple[Tensor, Tensor]:
         """The same without the fused kernel: also gives the attention weights (B, heads, N, N)."""
         q, k, v = self.split_heads(qkv)
         logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
@@ -57,7 +57,7 @@ class Attention(nn.Module):
         mixed = F.dropout(weights, self.dropout, self.training) @ v
         return mixed.transpose(1, 2).flatten(2), weights
 
-    def split_heads(self, qkv: Float[Tensor, "B N D3"]) -> tuple[Heads, Heads, Heads]:
+    def split_heads(self, qkv: Float[Tensor, "B N QKV"]) -> tuple[Heads, Heads, Heads]:
         q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 3 x (B, heads, N, head_dim)
         return q, k, v
 
@@ -93,17 +93,17 @@ class AxialAttention(Attention):
         all_seeing = self.fused(q[:, :, :extras], k, v, None if bias is None else bias[:, :, :extras])
         return torch.cat([all_seeing, patches], dim=2)
 
-    def lines(self, x: Heads, group: Group) -> Float[Tensor, "lines H line E"]:
+    def lines(self, x: Heads, group: Group) -> Float[Tensor, "lines H _ E"]:
         x = x.unflatten(2, group.grid)  # (B, heads, rows, columns, head_dim)
         x = x.permute(0, 2, 1, 3, 4) if self.along_rows else x.permute(0, 3, 1, 2, 4)
         return x.flatten(0, 1)
 
-    def unlines(self, x: Float[Tensor, "lines H line E"], group: Group) -> Heads:
+    def unlines(self, x: Float[Tensor, "lines H _ E"], group: Group) -> Heads:
         x = x.unflatten(0, (-1, group.grid[0] if self.along_rows else group.grid[1]))
         x = x.permute(0, 2, 1, 3, 4) if self.along_rows else x.permute(0, 2, 3, 1, 4)
         return x.flatten(2, 3)
 
-    def with_extras(self, x: Heads, group: Group) -> Float[Tensor, "lines H seen E"]:
+    def with_extras(self, x: Heads, group: Group) -> Float[Tensor, "lines H _ E"]:
         """Each line, behind the class token and registers of its image."""
         line = self.lines(x[:, :, group.extras :], group)
         extras = x[:, :, : group.extras].repeat_interleave(line.shape[0] // x.shape[0], dim=0)

@@ -123,11 +123,12 @@ def _interpolation(size: int, to: int, method: Resample, device: torch.device) -
     Every method here treats rows and columns one after the other, so two such matrices are the whole resampling.
     They are made on the CPU because not every device has every method.
     """
-    units = torch.eye(size, device="cpu")[None, :, :, None]  # (1, size, size, 1): a channel for each unit vector
+    # A channel for each unit vector, as a map two columns wide: on maps of one column torch's antialiasing goes wrong.
+    units = torch.eye(size, device="cpu")[None, :, :, None].repeat(1, 1, 1, 2)
     corners = method.endswith("corners")
     moved = F.interpolate(
         units,
-        size=(to, 1),
+        size=(to, 2),
         mode="bilinear" if method.startswith("bilinear") else "bicubic",
         align_corners=corners,
         antialias=method == "bicubic-antialias",

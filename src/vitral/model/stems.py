@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitral.model.config import ConvStem, ResNetStem, ViTConfig
 from vitral.model.initialise import lecun_normal_
 
-Maps = Float[Tensor, "B C H W"]
+Maps = Float[Tensor, "B _ _ _"]
 
 
 def build_stem(config: ViTConfig) -> nn.Module | None:

@@ -27,7 +27,7 @@ from vitral.model.record import chosen_layers
 from vitral.model.sizes import named_config
 
 Images = Float[Tensor, "B C H W"] | Sequence[Float[Tensor, "C _ _"]]
-Sequences = Float[Tensor, "B N D"]
+Sequences = Float[Tensor, "B _ D"]
 
 
 class ViT(nn.Module):

@@ -1,0 +1,28 @@
+"""Small networks for the tests, with every parameter random so that nothing hides behind a zero."""
+
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.peers import randomise
+
+from vitral import ViT, ViTConfig
+
+SMALL: dict[str, Any] = dict(
+    width=48, depth=2, heads=3, mlp_width=80, patch_size=4, image_size=16, num_classes=7, activation="gelu"
+)
+
+
+def small_config(**overrides: Any) -> ViTConfig:
+    return ViTConfig(**{**SMALL, **overrides})
+
+
+def small_model(**overrides: Any) -> ViT:
+    model = randomise(ViT(small_config(**overrides))).eval()
+    assert isinstance(model, ViT)
+    return model
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,103 @@
+"""Initial values, each by its statistics, against the table of the reference (FACTS 1.3)."""
+
+from math import sqrt
+
+import pytest
+import torch
+from torch import Tensor
+
+import vitral
+from vitral import ViT
+
+
+@pytest.fixture(scope="module")
+def model() -> ViT:
+    torch.manual_seed(1)
+    return vitral.create("vit-s16", depth=1, representation=256, registers=4, layer_scale=1e-5, head_bias=-10.0)
+
+
+def assert_uniform(weight: Tensor, bound: float) -> None:
+    """Uniform in +-bound: its spread is bound / sqrt(3), and the largest of so many comes near the bound."""
+    assert weight.abs().max() <= bound
+    assert weight.abs().max() > 0.999 * bound
+    assert weight.std().item() == pytest.approx(bound / sqrt(3), rel=0.01)
+    assert weight.mean().item() == pytest.approx(0, abs=bound / 100)
+
+
+def test_patch_kernel_is_lecun_normal(model: ViT) -> None:
+    weight = model.patches.project.weight
+    sigma = sqrt(1 / (16 * 16 * 3))
+    assert weight.std().item() == pytest.approx(sigma, rel=0.01)
+    assert weight.abs().max().item() <= 2 * sigma / 0.87962566 * 1.0001  # cut at two of the uncorrected sigmas
+    assert not model.patches.project.bias.any()
+
+
+def test_tokens_and_positions(model: ViT) -> None:
+    assert model.class_token is not None
+    assert model.registers is not None
+    assert not model.class_token.any()
+    assert model.positions[0].table.std().item() == pytest.approx(0.02, rel=0.02)
+    assert model.registers.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+def test_each_projection_of_the_attention_is_xavier_by_itself(model: ViT) -> None:
+    attention = model.blocks[0].attention
+    for part in attention.to_qkv.weight.chunk(3):
+        assert_uniform(part, sqrt(3 / 384))
+    assert_uniform(attention.to_out.weight, sqrt(3 / 384))
+    assert not attention.to_qkv.bias.any()
+    assert not attention.to_out.bias.any()
+
+
+def test_mlp(model: ViT) -> None:
+    mlp = model.blocks[0].mlp
+    for layer in (mlp.expand, mlp.contract):
+        assert_uniform(layer.weight, sqrt(6 / (384 + 1536)))
+        assert layer.bias.std().item() == pytest.approx(1e-6, rel=0.15)
+
+
+def test_norms_and_layer_scale(model: ViT) -> None:
+    for norm in (model.norm, model.blocks[0].norm1, model.blocks[0].norm2):
+        assert (norm.weight == 1).all()
+        assert not norm.bias.any()
+    assert (model.blocks[0].after_mlp.scale == 1e-5).all()
+
+
+def test_representation_and_head(model: ViT) -> None:
+    hidden = model.representation[0]
+    assert hidden.weight.std().item() == pytest.approx(sqrt(1 / 384), rel=0.01)
+    assert not hidden.bias.any()
+    assert not model.head.weight.any()
+    assert (model.head.bias == -10).all()
+
+
+def test_map_probe_and_its_keys() -> None:
+    pool = vitral.create("vit-s16", depth=1, pool="map").pool
+    assert_bound = sqrt(6 / (1 + 384))
+    assert pool.probe.abs().max() <= assert_bound
+    assert pool.probe.std().item() == pytest.approx(assert_bound / sqrt(3), rel=0.1)
+    for part in (pool.to_q.weight, *pool.to_kv.weight.chunk(2), pool.to_out.weight):
+        assert_uniform(part, sqrt(3 / 384))
+
+
+def test_stem() -> None:
+    stem = vitral.create("R50+ViT-B/16", depth=1).patches.stem
+    assert stem.root.weight.std().item() == pytest.approx(sqrt(1 / (7 * 7 * 3)), rel=0.02)
+    for stage in stem.stages:
+        for unit in stage:
+            assert not unit.norm3.weight.any()  # the last norm of a unit starts at zero
+            assert (unit.norm1.weight == 1).all()
+
+
+def test_reset_parameters_brings_a_meta_model_to_life() -> None:
+    """What a sharded start needs: build without memory, allocate, then fill in module by module."""
+    with torch.device("meta"):
+        model = vitral.create("vit-pico7", registers=1, pool="map", class_token=True)
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, float("nan"))
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert not model.head.weight.any()

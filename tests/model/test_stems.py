@@ -1,0 +1,89 @@
+"""The hybrid's ResNet and the convolutional stem."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.conftest import small_model
+from torch import Tensor, nn
+
+from vitral import ConvStem, ResNetStem
+from vitral.model.stems import StandardisedConv, pad_same
+
+
+@pytest.mark.parametrize("size", range(1, 24))
+@pytest.mark.parametrize(("kernel", "stride"), [(7, 2), (3, 2), (3, 1), (1, 2), (1, 1)])
+def test_same_padding_follows_the_size(size: int, kernel: int, stride: int) -> None:
+    """TensorFlow's rule by its words: ceil(size / stride) outputs, as little padding as that takes, the rest behind."""
+    padded = pad_same(torch.ones(1, 1, size, size), kernel, stride)
+    outputs = -(-size // stride)
+    needed = max((outputs - 1) * stride + kernel, size) - size
+    assert padded.shape[2] == size + needed
+    ones = padded[0, 0, size // 2 + needed // 2].nonzero().flatten()
+    assert ones[0] == needed // 2  # the smaller half ahead
+    assert F.conv2d(padded, torch.ones(1, 1, kernel, kernel), stride=stride).shape[2] == outputs
+
+
+def test_even_sizes_pad_asymmetrically() -> None:
+    assert pad_same(torch.ones(1, 1, 224, 224), 7, 2)[0, 0, 100].tolist()[:3] == [0, 0, 1]
+    assert pad_same(torch.ones(1, 1, 224, 224), 7, 2)[0, 0, 100].tolist()[-4:] == [1, 0, 0, 0]
+    assert pad_same(torch.ones(1, 1, 112, 112), 3, 2)[0, 0, 50].tolist()[0] == 1
+
+
+def test_standardised_weights() -> None:
+    conv = StandardisedConv(4, 6, 3)
+    nn.init.normal_(conv.weight, mean=2, std=3)
+    images = torch.randn(2, 4, 8, 8)
+    weight = conv.weight.flatten(1)
+    mean, spread = weight.mean(1, keepdim=True), weight.var(1, unbiased=False, keepdim=True).sqrt()
+    standard = ((weight - mean) / (spread + 1e-5)).view_as(conv.weight)
+    torch.testing.assert_close(conv(images), F.conv2d(images, standard, padding=1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("stages", [(), (1,), (1, 2), (1, 1, 1, 1)])
+@pytest.mark.parametrize("width_factor", [1, 2])
+@pytest.mark.parametrize("size", [(64, 64), (57, 70)])
+def test_feature_map_of_any_stages(stages: tuple[int, ...], width_factor: int, size: tuple[int, int]) -> None:
+    stem = ResNetStem(stages=stages, width_factor=width_factor)
+    model = small_model(stem=stem, patch_size=1, image_size=size)
+    maps = model.patches.stem(torch.randn(1, 3, *size))
+    assert maps.shape[1:] == (stem.out_channels, *model.config.feature_map(*size))
+    assert model(torch.randn(1, 3, *size)).shape == (1, 7)
+
+
+def test_the_max_pool_pads_with_minus_infinity() -> None:
+    """On negative maps, padding with zero would show at the border."""
+    maps = -torch.rand(1, 1, 7, 7) - 1
+    pooled = F.max_pool2d(pad_same(maps, 3, 2, value=float("-inf")), 3, 2)
+    assert (pooled < -1).all()
+
+
+def test_convolutional_stem_is_torchvisions() -> None:
+    from torchvision.models.vision_transformer import ConvStemConfig, VisionTransformer
+
+    widths = (8, 16)
+    model = small_model(stem=ConvStem(widths=widths, norm="batch"), patch_size=1, image_size=16)
+    configs = [ConvStemConfig(out_channels=width, kernel_size=3, stride=2) for width in widths]
+    peer = VisionTransformer(
+        image_size=16, patch_size=4, num_layers=2, num_heads=3, hidden_dim=48, mlp_dim=80, conv_stem_configs=configs
+    ).eval()
+    theirs: dict[str, Tensor] = {}
+    for index in range(len(widths)):
+        ours = model.patches.stem[index]
+        for number, part in enumerate((ours[0], ours[1])):
+            for name, tensor in part.state_dict().items():
+                if "running_var" in name:
+                    tensor.uniform_(0.5, 2)
+                theirs[f"conv_bn_relu_{index}.{number}.{name}"] = tensor
+    theirs["conv_last.weight"] = model.patches.project.weight[:, :, None, None]
+    theirs["conv_last.bias"] = model.patches.project.bias
+    peer.conv_proj.load_state_dict(theirs, strict=True)
+    images = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(
+        model.patches(images), peer.conv_proj(images).flatten(2).transpose(1, 2), atol=1e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("widths", [(8,), (8, 16, 24)])
+def test_convolutional_stem_on_odd_sizes(widths: tuple[int, ...]) -> None:
+    model = small_model(stem=ConvStem(widths=widths), patch_size=1, image_size=(19, 27))
+    assert model(torch.randn(2, 3, 19, 27)).shape == (2, 7)
