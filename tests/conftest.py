@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.peers import randomise
 
+from benchmarks.peers import randomise
 from vitral import ViT, ViTConfig
 
 SMALL: dict[str, Any] = dict(
@@ -21,6 +21,9 @@ def small_model(**overrides: Any) -> ViT:
     model = randomise(ViT(small_config(**overrides))).eval()
     assert isinstance(model, ViT)
     return model
+
+
+torch.set_num_threads(1)  # the tests run side by side
 
 
 @pytest.fixture(autouse=True)

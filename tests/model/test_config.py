@@ -4,8 +4,8 @@ from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
-from tests.conftest import small_config
 
+from tests.conftest import small_config
 from vitral import ConfigError, ConvStem, DataError, ResNetStem
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.conftest import small_config, small_model
 from torch import Tensor
 
+from tests.conftest import small_config, small_model
 from vitral.model.positions import Positions, resample_rows, sincos_rows
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.conftest import small_model
 from torch import Tensor, nn
 
+from tests.conftest import small_model
 from vitral import ConvStem, ResNetStem
 from vitral.model.stems import StandardisedConv, pad_same
 

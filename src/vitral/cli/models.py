@@ -34,19 +34,17 @@ def models(
 
 
 def find_models(words: tuple[str, ...]) -> list[str]:
-    found = [name for name in NAMES if all(_matches(word, name) for word in words)]
+    """One model by its whole name in any spelling, or all that have every word."""
+    try:
+        return [canonical_name(" ".join(words))]
+    except ConfigError:
+        pass
+    found = [name for name in NAMES if all(word.lower() in f"{name} {_description(name)}".lower() for word in words)]
     if not found:
         vocabulary = {word for name in NAMES for word in (name, *_description(name).split())}
         hint = next(filter(None, (did_you_mean(word, vocabulary) for word in words)), None)
         raise ConfigError(f"No model matches {' '.join(words)!r}.", hint=hint or "`vitral models` lists them all.")
     return found
-
-
-def _matches(word: str, name: str) -> bool:
-    try:
-        return canonical_name(word) == name  # a whole name, in any spelling
-    except ConfigError:
-        return word.lower() in f"{name} {_description(name)}".lower()
 
 
 def _description(name: str) -> str:

@@ -156,8 +156,8 @@ class _Convolution:
 
     @property
     def kept(self) -> int:
-        """Its output, the norm's and the activation's."""
-        return 3 * self.outputs * self.height * self.width
+        """For the norm behind it, its output; for the next one, that of the activation."""
+        return 2 * self.outputs * self.height * self.width
 
     @property
     def flops(self) -> int:
@@ -202,5 +202,8 @@ def _kept_for_backward(config: ViTConfig, grid: tuple[int, int], image_size: tup
     block = 8 * width + 2 * config.mlp_width + branches + 4 + config.heads
     patch_h, patch_w = config.patch_hw
     cut = patches * config.patch_channels * patch_h * patch_w
-    stem = sum(layer.kept for layer in _stem_layers(config, image_size))
+    layers = list(_stem_layers(config, image_size))
+    stem = sum(layer.kept for layer in layers)
+    if isinstance(config.stem, ResNetStem):  # the root's max-pooling pads a copy and keeps where each maximum was
+        stem += 3 * layers[0].kept // 4
     return tokens * (config.blocks * block + width) + cut + stem

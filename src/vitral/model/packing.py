@@ -84,29 +84,33 @@ def arrange(images: Tensor | Sequence[Tensor], config: ViTConfig) -> tuple[list[
             )
         stacks, order = [images], None
     else:
-        if any(image.ndim != 3 for image in images) or not images:
-            raise DataError(
-                f"A list of images holds tensors of shape (channels, height, width), and this one holds "
-                f"{[tuple(image.shape) for image in images] or 'nothing'}.",
-            )
-        by_size: dict[tuple[int, ...], list[int]] = {}
-        for index, image in enumerate(images):
-            by_size.setdefault(tuple(image.shape), []).append(index)
-        stacks = [torch.stack([images[index] for index in group]) for group in by_size.values()]
-        order = tuple(index for group in by_size.values() for index in group)
+        stacks, order = _stack_by_size(images, config)
+    groups = []
     for stack in stacks:
-        _check_stack(stack, config)
-    extras = config.extra_tokens
-    groups = [Group(stack.shape[0], config.grid(stack.shape[2], stack.shape[3]), extras) for stack in stacks]
+        _check(stack, config)
+        groups.append(Group(stack.shape[0], config.grid(stack.shape[2], stack.shape[3]), config.extra_tokens))
     return stacks, Packing(tuple(groups), order)
 
 
-def _check_stack(images: Tensor, config: ViTConfig) -> None:
-    if images.shape[1] != config.channels:
+def _stack_by_size(images: Sequence[Tensor], config: ViTConfig) -> tuple[list[Tensor], tuple[int, ...]]:
+    if not images or any(image.ndim != 3 for image in images):
+        seen = [tuple(image.shape) for image in images] or "nothing"
+        raise DataError(f"A list of images holds tensors of shape (channels, height, width), and this one has {seen}.")
+    by_size: dict[tuple[int, ...], list[int]] = {}
+    for index, image in enumerate(images):
+        _check(image, config)
+        by_size.setdefault(tuple(image.shape), []).append(index)
+    stacks = [torch.stack([images[index] for index in group]) for group in by_size.values()]
+    return stacks, tuple(index for group in by_size.values() for index in group)
+
+
+def _check(images: Tensor, config: ViTConfig) -> None:
+    """Of a batch or of one image: channels and dtype."""
+    if images.shape[-3] != config.channels:
         raise DataError(
-            f"The model was built for channels={config.channels}, and these images have {images.shape[1]} channels "
+            f"The model was built for channels={config.channels}, and these images have {images.shape[-3]} channels "
             f"(shape {tuple(images.shape)}, channels before height and width).",
-            hint=f"Convert the images, or build the model with channels={images.shape[1]}.",
+            hint=f"Convert the images, or build the model with channels={images.shape[-3]}.",
         )
     if not images.is_floating_point():
         raise DataError(

@@ -23,7 +23,8 @@ class Patches(nn.Module):
         self.project = Linear(config.patch_channels * height * width, config.width, weight=lecun_normal_)
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
-        return self.project(self.cut(images if self.stem is None else self.stem(images)))
+        tokens = self.project(self.cut(images if self.stem is None else self.stem(images)))
+        return tokens.to(self.project.weight.dtype)  # under autocast: the sum of all blocks keeps full precision
 
     def cut(self, maps: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N P"]:
         """Flattened patches in reading order, each as (channels, height, width)."""

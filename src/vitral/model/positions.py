@@ -150,19 +150,21 @@ class RelativePositions(nn.Module):
         self.grid, self.heads, self.extras = config.table_grid, config.heads, config.extra_tokens
         offsets = 2 * self.grid[0] * self.grid[1] - 1
         self.offset_rows = nn.Parameter(torch.empty(offsets, config.width))
-        self.extra_rows = nn.Parameter(torch.empty(2 * self.extras, config.width))
+        self.extra_rows = nn.Parameter(torch.empty(2 * self.extras, config.width)) if self.extras else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.offset_rows, std=0.02)
-        nn.init.normal_(self.extra_rows, std=0.02)
+        for rows in self.parameters(recurse=False):
+            nn.init.normal_(rows, std=0.02)
 
     def forward(self, query: Float[Tensor, "B H N E"], group: Group) -> Float[Tensor, "B H N N"]:
         rows = self.offset_rows
         if group.grid != self.grid:
             corners, weights = _offset_corners(self.grid, group.grid, query.device)
             rows = (rows[corners] * weights[..., None].to(rows.dtype)).sum(0)
-        keys = torch.cat([rows, self.extra_rows]).unflatten(-1, (self.heads, -1)).transpose(0, 1)
+        if self.extra_rows is not None:
+            rows = torch.cat([rows, self.extra_rows])
+        keys = rows.unflatten(-1, (self.heads, -1)).transpose(0, 1)  # (heads, rows, head_dim)
         logits = query @ keys.transpose(-2, -1) * query.shape[-1] ** -0.5  # (B, heads, N, rows)
         which = _row_of_each_pair(group.grid, group.extras, group.grid == self.grid, query.device)
         return logits.gather(-1, which.expand(*logits.shape[:2], -1, -1))

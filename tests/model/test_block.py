@@ -1,0 +1,82 @@
+"""Dropout in the paper's four places, stochastic depth, layer scale."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import small_model
+from vitral import ViT
+
+
+def names_of_dropouts(model: ViT) -> list[str]:
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Dropout)]
+
+
+def test_dropout_sits_in_the_four_places_of_the_paper() -> None:
+    """After adding positions, after the attention's output, and after each of the two MLP layers (B.1)."""
+    assert names_of_dropouts(small_model(dropout=0.1, depth=1)) == [
+        "dropout",
+        "blocks.0.after_attention.dropout",
+        "blocks.0.mlp.dropout",
+        "blocks.0.after_mlp.dropout",
+    ]
+    assert names_of_dropouts(small_model()) == []
+
+
+@pytest.mark.parametrize("place", ["dropout", "attention_dropout", "drop_path"])
+def test_randomness_only_in_training(place: str) -> None:
+    model = small_model(**{place: 0.5})
+    images = torch.randn(4, 3, 16, 16)
+    assert torch.equal(model(images), model(images))
+    torch.testing.assert_close(model(images), small_model()(images))
+    model.train()
+    assert not torch.equal(model(images), model(images))
+
+
+def test_attention_dropout_is_the_same_kind_of_noise_while_recording() -> None:
+    """Without the fused kernel the mean over many draws is that of the fused one."""
+    import vitral
+
+    model = small_model(attention_dropout=0.3, depth=1).train()
+    images = torch.randn(1, 3, 16, 16).expand(2000, -1, -1, -1)
+    with torch.no_grad():
+        fused = model(images).mean(0)
+        with vitral.record_attention(model) as maps:
+            explicit = model(images).mean(0)
+    torch.testing.assert_close(fused, explicit, atol=0.03, rtol=0)
+    torch.testing.assert_close(maps[0].sum(-1), torch.ones(2000, 3, 17))  # recorded before dropout
+
+
+def test_stochastic_depth_drops_whole_images_and_keeps_the_mean() -> None:
+    model = small_model(drop_path=0.4, depth=3).train()
+    branch = model.blocks[2].after_mlp
+    assert [block.after_mlp.drop_path for block in model.blocks] == pytest.approx([0, 0.2, 0.4])
+    images = torch.randn(500, 3, 16, 16)
+    _, packing = model.embed(images)
+    out = branch(torch.ones(500, 17, 48), packing)
+    per_image = out.flatten(1)
+    assert ((per_image == 0).all(1) | torch.isclose(per_image, torch.tensor(1 / 0.6)).all(1)).all()
+    assert (per_image[:, 0] == 0).float().mean().item() == pytest.approx(0.4, abs=0.07)
+
+
+def test_stochastic_depth_drops_whole_images_when_packed() -> None:
+    model = small_model(drop_path=0.5, depth=2).train()
+    images = [torch.randn(3, *size) for size in [(16, 16), (8, 24)] * 20]
+    x, packing = model.embed(images)
+    out = model.blocks[1].after_mlp(torch.ones_like(x), packing)
+    parts = packing.per_image(packing.split(out))
+    assert {float(value) for part in parts for value in part.unique()} == {0.0, 2.0}
+    assert all(len(part.unique()) == 1 for part in parts)
+
+
+def test_layer_scale_multiplies_each_branch() -> None:
+    model, plain = small_model(layer_scale=0.1, depth=1), small_model(depth=1)
+    state = model.state_dict()
+    for branch, layer in (("after_attention", "attention.to_out"), ("after_mlp", "mlp.contract")):
+        scale = state.pop(f"blocks.0.{branch}.scale")
+        for kind in ("weight", "bias"):
+            tensor = state[f"blocks.0.{layer}.{kind}"]
+            state[f"blocks.0.{layer}.{kind}"] = tensor * (scale[:, None] if tensor.ndim == 2 else scale)
+    plain.load_state_dict(state)
+    images = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(model(images), plain(images), atol=1e-5, rtol=1e-5)

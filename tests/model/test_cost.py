@@ -1,0 +1,82 @@
+"""Costs counted from the description equal those of the network that is built."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.conftest import small_config
+from vitral import ConvStem, ResNetStem, ViT, ViTConfig
+from vitral.model.cost import count_cost
+from vitral.model.sizes import NAMES, named_config
+
+VARIANTS: list[dict[str, Any]] = [
+    *(dict(pool=pool, registers=2) for pool in ("token", "mean", "map", "none")),
+    *(dict(position=position) for position in ("none", "learned-2d", "relative", "sincos-2d")),
+    dict(position_at="every-layer", layer_scale=0.1, representation=11),
+    dict(attention="axial", registers=3),
+    dict(attention="axial", position="relative", image_size=(8, 24)),
+    dict(stem=ConvStem(widths=(8, 16), norm="batch"), patch_size=1, image_size=(20, 33)),
+    dict(stem=ResNetStem(stages=(1, 2), width_factor=2), patch_size=1, image_size=(57, 70)),
+    dict(num_classes=0, channels=5),
+    dict(position="relative", position_grid=(3, 5)),
+]
+
+
+def check_against_the_network(config: ViTConfig) -> None:
+    with torch.device("meta"):
+        model = ViT(config).eval()
+        images = torch.empty(1, config.channels, *config.image_hw)
+    cost = count_cost(config)
+    assert cost.parameters == sum(parameter.numel() for parameter in model.parameters())
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(images)
+    assert cost.forward_flops == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_named_model(name: str) -> None:
+    check_against_the_network(named_config(name))
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_every_choice(variant: dict[str, Any]) -> None:
+    check_against_the_network(small_config(**variant))
+
+
+def test_another_size() -> None:
+    config = named_config("vit-s16")
+    assert count_cost(config, (384, 384)) == count_cost(named_config("vit-s16", image_size=384, position_grid=(14, 14)))
+
+
+def measure_kept_for_backward(config: ViTConfig, batch: int) -> int:
+    """Bytes of all distinct storages that autograd saves, other than parameters."""
+    model = ViT(config)
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def save(tensor: Tensor) -> Tensor:
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        model(torch.randn(batch, config.channels, *config.image_hw))
+    return sum(t.untyped_storage().nbytes() for pointer, t in kept.items() if pointer not in parameters)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "tolerance"),
+    [
+        ("vit-s16", {}, 0.02),
+        ("vit-nano4", dict(layer_scale=0.1), 0.02),
+        ("vit-s16", dict(stem=ConvStem(), patch_size=1), 0.05),
+        ("r26-vit-s32", {}, 0.05),
+        ("r-vit-ti16", {}, 0.05),
+    ],
+)
+def test_memory_for_the_backward_pass(name: str, fields: dict[str, Any], tolerance: float) -> None:
+    config = named_config(name, **fields)
+    measured = measure_kept_for_backward(config, batch=2) - measure_kept_for_backward(config, batch=1)
+    assert count_cost(config).activation_bytes == pytest.approx(measured, rel=tolerance)

@@ -1,0 +1,136 @@
+"""Attention can be looked at while the fast kernels stay on."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import vitral
+from tests.conftest import small_model
+from vitral import ConfigError
+
+VARIANTS: list[dict[str, Any]] = [
+    dict(),
+    dict(registers=2),
+    dict(position="relative"),
+    dict(attention="axial", pool="mean"),
+    dict(attention="axial", position="relative", registers=1),
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_maps_are_what_the_fused_kernel_computed(variant: dict[str, Any]) -> None:
+    """Weights times values, by hand, give the output of the layer that runs the fused kernel."""
+    model = small_model(**variant)
+    images = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        expected = model(images)
+        with vitral.record_attention(model) as maps:
+            torch.testing.assert_close(model(images), expected, atol=1e-5, rtol=1e-5)
+        x, packing = model.embed(images)
+        for layer, block in enumerate(model.blocks):
+            tokens = block.norm1(x)
+            values = block.attention.to_qkv(tokens).chunk(3, dim=-1)[2].unflatten(-1, (3, 16)).transpose(1, 2)
+            mixed = block.attention.to_out((maps[layer] @ values).transpose(1, 2).flatten(2))
+            torch.testing.assert_close(mixed, block.attention(tokens, packing), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(maps[layer].sum(-1), torch.ones_like(maps[layer].sum(-1)))
+            x = block(x, packing)
+
+
+def test_only_the_chosen_layers_leave_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model(depth=4)
+    calls = []
+    fused = F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k))
+    with vitral.record_attention(model, layers=[1, -1]) as maps:
+        model(torch.randn(1, 3, 16, 16))
+    assert sorted(maps) == [1, 3]
+    assert len(calls) == 2
+    model(torch.randn(1, 3, 16, 16))
+    assert len(calls) == 6  # outside the context all four are fused again
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_list_gives_the_maps_of_each_image_alone(variant: dict[str, Any]) -> None:
+    model = small_model(**variant)
+    images = [torch.randn(3, 16, 16), torch.randn(3, 8, 20), torch.randn(3, 16, 16)]
+    with vitral.record_attention(model) as packed:
+        model(images)
+    for index, image in enumerate(images):
+        with vitral.record_attention(model) as alone:
+            model(image[None])
+        for layer in alone:
+            torch.testing.assert_close(packed[layer][index], alone[layer], atol=1e-5, rtol=1e-5)
+
+
+def test_a_list_of_one_size_still_gives_a_list() -> None:
+    model = small_model()
+    with vitral.record_attention(model) as maps:
+        model([torch.randn(3, 16, 16), torch.randn(3, 16, 16)])
+    assert [part.shape for part in maps[0]] == [(1, 3, 17, 17)] * 2
+
+
+def test_axial_maps_are_zero_off_the_line() -> None:
+    model = small_model(attention="axial", pool="mean", image_size=(8, 12))
+    with vitral.record_attention(model) as maps:
+        model(torch.randn(1, 3, 8, 12))
+    row = torch.arange(6) // 3
+    column = torch.arange(6) % 3
+    assert torch.equal(maps[0][0, 0] > 0, row[:, None] == row)
+    assert torch.equal(maps[1][0, 0] > 0, column[:, None] == column)
+
+
+def test_nothing_stays_behind() -> None:
+    model = small_model()
+    with pytest.raises(RuntimeError, match="stop"), vitral.record_attention(model) as maps:
+        model(torch.randn(1, 3, 16, 16))
+        raise RuntimeError("stop")
+    assert all(block.attention.record is None for block in model.blocks)
+    before = dict(maps)
+    model(torch.randn(1, 3, 16, 16))
+    assert maps == before
+
+
+def test_contexts_nest() -> None:
+    model = small_model()
+    with vitral.record_attention(model, layers=[0]) as outer:
+        with vitral.record_attention(model, layers=[0]) as inner:
+            model(torch.randn(1, 3, 16, 16))
+        assert 0 in inner
+        assert 0 not in outer
+        model(torch.randn(1, 3, 16, 16))
+    assert 0 in outer
+
+
+def test_what_was_not_recorded_is_said() -> None:
+    model = small_model()
+    with vitral.record_attention(model, layers=[1]) as maps:
+        with pytest.raises(KeyError, match="nothing yet"):
+            maps[1]
+        model(torch.randn(1, 3, 16, 16))
+        assert maps[-1] is maps[1]
+        with pytest.raises(KeyError, match=r"layer 0 was recorded: there is \[1\]"):
+            maps[0]
+
+
+def test_refusals() -> None:
+    with (
+        pytest.raises(ConfigError, match="no layer 5; this model has 0 to 1"),
+        vitral.record_attention(small_model(), layers=[5]),
+    ):
+        pass
+    with (
+        pytest.raises(ConfigError, match="Linear has no attention"),
+        vitral.record_attention(torch.nn.Linear(1, 1)),
+    ):
+        pass
+
+
+def test_maps_are_in_the_graph() -> None:
+    model = small_model()
+    with vitral.record_attention(model) as maps:
+        logits = model(torch.randn(1, 3, 16, 16))
+    (gradient,) = torch.autograd.grad(logits[0, 0], maps[0])
+    assert gradient.shape == maps[0].shape
+    assert gradient.abs().sum() > 0

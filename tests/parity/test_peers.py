@@ -1,0 +1,107 @@
+"""The same parameters, copied tensor by tensor into other people's networks, give the same logits."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.peers import in_timm, in_torchvision, in_transformers
+from tests.conftest import small_model
+
+TIMM: list[dict[str, Any]] = [
+    dict(),
+    dict(pool="mean"),
+    dict(pool="mean", class_token=True),
+    dict(pool="mean", class_token=True, norm_after_pool=True),
+    dict(pool="map"),
+    dict(registers=3),
+    dict(layer_scale=0.1),
+    dict(activation="gelu-tanh"),
+    dict(patch_size=(4, 2), image_size=(16, 12), channels=5),
+    dict(width=64, heads=4, mlp_width=256, depth=4),
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", TIMM, ids=str)
+def test_timm(variant: dict[str, Any]) -> None:
+    model = small_model(**variant)
+    images = torch.randn(3, model.config.channels, *model.config.image_hw)
+    torch.testing.assert_close(model(images), in_timm(model).eval()(images), atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [(24, 24), (8, 20), (40, 12)])
+def test_timm_at_another_size(size: tuple[int, int]) -> None:
+    model = small_model(position_resample="bicubic-antialias")
+    images = torch.randn(2, 3, *size)
+    torch.testing.assert_close(model(images), in_timm(model).eval()(images), atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("activation", ["gelu", "gelu-tanh", "relu"])
+def test_transformers(activation: Any) -> None:
+    model = small_model(activation=activation, norm_eps=1e-12)
+    images = torch.randn(3, 3, 16, 16)
+    torch.testing.assert_close(model(images), in_transformers(model).eval()(images), atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [(24, 24), (8, 20)])
+def test_transformers_at_another_size(size: tuple[int, int]) -> None:
+    model = small_model(position_resample="bicubic")
+    images = torch.randn(2, 3, *size)
+    theirs = in_transformers(model).eval()(images, interpolate_pos_encoding=True)
+    torch.testing.assert_close(model(images), theirs, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("representation", [None, 20])
+def test_torchvision(representation: int | None) -> None:
+    model = small_model(representation=representation)
+    images = torch.randn(3, 3, 16, 16)
+    torch.testing.assert_close(model(images), in_torchvision(model).eval()(images), atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [24, 12])
+def test_torchvision_at_another_size(size: int) -> None:
+    from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
+
+    model = small_model(position_resample="bicubic-corners")
+    state = interpolate_embeddings(size, 4, in_torchvision(model).state_dict())
+    fields = dict(patch_size=4, num_layers=2, num_heads=3, hidden_dim=48, mlp_dim=80, num_classes=7)
+    peer = VisionTransformer(image_size=size, **fields).eval()
+    peer.load_state_dict(state)
+    images = torch.randn(2, 3, size, size)
+    torch.testing.assert_close(model(images), peer(images), atol=1e-5, rtol=0)
+
+
+def test_gradients_equal_timms() -> None:
+    model = small_model()
+    peer = in_timm(model)
+    images = torch.randn(3, 3, 16, 16)
+    model(images).square().sum().backward()
+    peer(images).square().sum().backward()
+    pairs = [
+        (model.blocks[0].attention.to_qkv.weight, peer.blocks[0].attn.qkv.weight),
+        (model.positions[0].table[None], peer.pos_embed),
+        (model.head.weight, peer.head.weight),
+    ]
+    ours = torch.autograd.grad(model(images).square().sum(), [model.positions[0].table])[0]
+    torch.testing.assert_close(ours[None], peer.pos_embed.grad, atol=1e-4, rtol=1e-4)
+    for our, their in (pairs[0], pairs[2]):
+        torch.testing.assert_close(our.grad, their.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_recorded_attention_equals_transformers_eager_one() -> None:
+    import vitral
+
+    model = small_model(norm_eps=1e-12)
+    peer = in_transformers(model).eval().model
+    peer.set_attn_implementation("eager")
+    images = torch.randn(2, 3, 16, 16)
+    with vitral.record_attention(model) as maps:
+        model(images)
+    for layer, theirs in enumerate(peer(images, output_attentions=True).attentions):
+        torch.testing.assert_close(maps[layer], theirs, atol=1e-5, rtol=1e-5)
