@@ -61,17 +61,52 @@ def in_timm(model: ViT) -> nn.Module:
     theirs |= _renamed(ours, "patches.project", "patch_embed.proj", weight=_as_convolution(config))
     theirs |= _renamed(ours, "norm", "fc_norm" if config.norm_after_pool else "norm")
     theirs |= _renamed(ours, "head", "head")
-    for i in range(config.depth):
-        for our, their in _TIMM_BLOCK.items():
-            theirs |= _renamed(ours, f"blocks.{i}.{our}", f"blocks.{i}.{their}")
-        if config.layer_scale is not None:
-            theirs[f"blocks.{i}.ls1.gamma"] = ours[f"blocks.{i}.after_attention.scale"]
-            theirs[f"blocks.{i}.ls2.gamma"] = ours[f"blocks.{i}.after_mlp.scale"]
+    theirs |= _timm_blocks(ours, config)
     if config.pool == "map":
         theirs["attn_pool.latent"] = ours["pool.probe"][None]
         for our, their in _TIMM_MAP.items():
             theirs |= _renamed(ours, f"pool.{our}", f"attn_pool.{their}")
     return _loaded(peer, theirs)
+
+
+def in_naflex(model: ViT) -> nn.Module:
+    """timm's network for mixed sizes: pads to the longest image and masks keys."""
+    from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
+
+    config = model.config
+    fields: dict[str, Any] = dict(
+        patch_size=config.patch_size,
+        embed_dim=config.width,
+        depth=config.depth,
+        num_heads=config.heads,
+        mlp_ratio=config.mlp_width / config.width,
+        class_token=True,
+        pos_embed_grid_size=config.table_grid,
+        global_pool="token",
+        use_key_only_attn_mask=True,
+        patchify_channels_last=False,
+    )
+    peer = NaFlexVit(NaFlexVitCfg(**fields), num_classes=config.num_classes)
+    ours, theirs = model.state_dict(), {}
+    table = ours["positions.0.table"]
+    theirs["embeds.cls_token"] = (ours["class_token"] + table[:1])[None]
+    theirs["embeds.pos_embed"] = table[1:].unflatten(0, config.table_grid)[None]
+    theirs |= _renamed(ours, "patches.project", "embeds.proj")
+    theirs |= _renamed(ours, "norm", "norm") | _renamed(ours, "head", "head") | _timm_blocks(ours, config)
+    return _loaded(peer, theirs)
+
+
+def naflex_input(images: list[Tensor], model: ViT) -> dict[str, Tensor]:
+    """What timm's collator gives: patches padded to the longest image, their coordinates, and which are real."""
+    patches = [model.patches.cut(image[None])[0] for image in images]
+    grids = [model.config.grid(*image.shape[1:]) for image in images]
+    places = [torch.cartesian_prod(torch.arange(rows), torch.arange(columns)) for rows, columns in grids]
+    lengths = torch.tensor([len(part) for part in patches])
+    return {
+        "patches": nn.utils.rnn.pad_sequence(patches, batch_first=True),
+        "patch_coord": nn.utils.rnn.pad_sequence(places, batch_first=True),
+        "patch_valid": torch.arange(int(lengths.max())) < lengths[:, None],
+    }
 
 
 def in_transformers(model: ViT) -> nn.Module:
@@ -210,6 +245,17 @@ def _timm_sizes(config: ViTConfig) -> dict[str, Any]:
         num_heads=config.heads,
         mlp_ratio=config.mlp_width / config.width,
     )
+
+
+def _timm_blocks(ours: dict[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
+    theirs = {}
+    for i in range(config.depth):
+        for our, their in _TIMM_BLOCK.items():
+            theirs |= _renamed(ours, f"blocks.{i}.{our}", f"blocks.{i}.{their}")
+        if config.layer_scale is not None:
+            theirs[f"blocks.{i}.ls1.gamma"] = ours[f"blocks.{i}.after_attention.scale"]
+            theirs[f"blocks.{i}.ls2.gamma"] = ours[f"blocks.{i}.after_mlp.scale"]
+    return theirs
 
 
 def _as_convolution(config: ViTConfig) -> Any:

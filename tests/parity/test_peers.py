@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.peers import in_timm, in_torchvision, in_transformers
+from benchmarks.peers import in_naflex, in_timm, in_torchvision, in_transformers, naflex_input
 from tests.conftest import small_model
 
 TIMM: list[dict[str, Any]] = [
@@ -105,3 +105,12 @@ def test_recorded_attention_equals_transformers_eager_one() -> None:
         model(images)
     for layer, theirs in enumerate(peer(images, output_attentions=True).attentions):
         torch.testing.assert_close(maps[layer], theirs, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_mixed_sizes_equal_timms_naflex() -> None:
+    """Ours packs, theirs pads and masks: the same answers."""
+    model = small_model(position_resample="bicubic-antialias")
+    images = [torch.randn(3, *size) for size in ((16, 16), (8, 20), (24, 12), (16, 16))]
+    theirs = in_naflex(model).eval()(naflex_input(images, model))
+    torch.testing.assert_close(model(images), theirs, atol=1e-5, rtol=0)

@@ -1,0 +1,45 @@
+"""Timing on a noisy machine: the candidates take turns, in a new order every round, and the fastest turn counts."""
+
+import json
+import platform
+import random
+import time
+from collections.abc import Callable, Mapping
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def fastest_turns(candidates: Mapping[str, Callable[[], Any]], rounds: int, seed: int = 0) -> dict[str, float]:
+    """Seconds of the fastest turn of each candidate."""
+    order, shuffle = list(candidates), random.Random(seed)
+    best = dict.fromkeys(candidates, float("inf"))
+    for _ in range(rounds):
+        shuffle.shuffle(order)
+        for name in order:
+            start = time.perf_counter()
+            candidates[name]()
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def describe_machine(*packages: str) -> dict[str, Any]:
+    return {
+        "date": date.today().isoformat(),
+        "cpu": torch.cpu.get_capabilities().get("cpu_name") or platform.processor(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "versions": {name: version(name) for name in ("torch", *packages)},
+    }
+
+
+def save(name: str, machine: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}-{machine['date']}.json"
+    path.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
+    print(f"saved {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")

@@ -1,0 +1,64 @@
+"""Every code block of the documentation runs: Python in one piece a page, commands one by one."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# Install, or run these very tests: tried by tests/journeys/test_wheel.py and by whoever runs them.
+NOT_RUN_HERE = ("make test", "make check", "make format", "python3 -m venv", ".venv/bin/pip install", "pip install")
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [code for language, code in BLOCK.findall(page.read_text(encoding="utf-8")) if language in languages]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
+def test_python_blocks(page: Path, tmp_path: Path) -> None:
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(blocks(page, "python")), encoding="utf-8")
+    done = subprocess.run([sys.executable, "-W", "error", script], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def commands() -> list[str]:
+    lines = [line for page in PAGES for code in blocks(page, "sh") for line in code.splitlines()]
+    return sorted({line.split("#")[0].strip() for line in lines} - {""})
+
+
+@pytest.mark.parametrize("command", [line for line in commands() if not line.startswith(NOT_RUN_HERE)])
+def test_commands(command: str, tmp_path: Path) -> None:
+    words = command.split()
+    if words[0] == "vitral":
+        words[:1] = [sys.executable, "-m", "vitral"]
+    cwd = ROOT if words[0] == "make" else tmp_path
+    done = subprocess.run(words, capture_output=True, text=True, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_block_says_its_language() -> None:
+    for page in PAGES:
+        languages = {language for language, _ in BLOCK.findall(page.read_text(encoding="utf-8"))}
+        assert languages <= {"python", "sh"}, f"{page}: {languages}"
+
+
+def test_links_to_files_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{name(page)} -> {target}"
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=name)
+def test_examples(example: Path, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-W", "error", example], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
