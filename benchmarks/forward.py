@@ -3,9 +3,9 @@
     python -m benchmarks.forward                    # all cases: about half an hour on 2 cores
     python -m benchmarks.forward --models vit-s16 --batches 1 8 --runs 3
 
-Every run lets all candidates take turns and gives, for each peer, the ratio of its fastest turn to ours (above 1: we are
-faster). The median over the runs is reported, and the peer with the smallest one is the fastest peer. "A/A" is the same
-ratio of our model against itself: the noise of the machine.
+Every run lets all candidates take turns and gives, for each peer, the ratio of its fastest turn to ours (above 1: we
+are faster). The median over the runs is reported, and the peer with the smallest one is the fastest peer. "A/A" is the
+same ratio of our model against itself: the noise of the machine.
 vit-pytorch has two more norms, so its outputs cannot be compared; the others must agree before anything is timed.
 "matmul" is the time of the bare matrix products of the same shapes, as a share of ours.
 """
@@ -41,10 +41,8 @@ def main() -> None:
     options = parser.parse_args()
     machine = describe_machine("timm", "transformers", "torchvision", "vit-pytorch")
     print(machine, flush=True)
-    print(
-        "| pass | model | batch | ms | fastest peer | ratio | A/A | timm | transformers | torchvision | vit-pytorch | matmul |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    titles = ["pass", "model", "batch", "ms", "fastest peer", "ratio", "A/A", *PEERS, "matmul"]
+    print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}", flush=True)
     rows = []
     for what in options.passes:
         for name in options.models:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.mixed_sizes [--model vit-s16] [--images 16] [--runs 5] [--save]
 
-The mix is that of a photo collection at its native shapes: common aspect ratios, upright and lying, the long side between
-128 and 384 pixels, each side rounded to whole patches. All ways use the same weights, and their outputs must agree before
-anything is timed:
+The mix is that of a photo collection at its native shapes: common aspect ratios, upright and lying, the long side
+between 128 and 384 pixels, each side rounded to whole patches. All ways use the same weights, and their outputs must
+agree before anything is timed:
 
 - packed: ``model([image, ...])``
 - padded: tokens padded to the longest image of the call, with a mask over keys in the fused attention
