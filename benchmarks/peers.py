@@ -4,6 +4,7 @@ Used by the benchmarks, which compare outputs before they compare times, and by 
 """
 
 import sys
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ from vitral.model.config import ViTConfig
 from vitral.model.vit import ViT
 
 
+@cache
 def mend_torchvision() -> None:
     """Where torchvision's compiled part does not fit the installed torch, its Python part works without it; timm
     and transformers import it too."""
@@ -26,12 +28,11 @@ def mend_torchvision() -> None:
         sys.modules["torchvision._meta_registrations"] = ModuleType("torchvision._meta_registrations")
 
 
-mend_torchvision()
-
 ACTIVATIONS = {"gelu": nn.GELU, "gelu-tanh": lambda: nn.GELU(approximate="tanh"), "relu": nn.ReLU}
 
 
 def in_timm(model: ViT) -> nn.Module:
+    mend_torchvision()
     from timm.models.vision_transformer import VisionTransformer
 
     config = model.config
@@ -71,6 +72,7 @@ def in_timm(model: ViT) -> nn.Module:
 
 def in_naflex(model: ViT) -> nn.Module:
     """timm's network for mixed sizes: pads to the longest image and masks keys."""
+    mend_torchvision()
     from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 
     config = model.config
@@ -110,6 +112,7 @@ def naflex_input(images: list[Tensor], model: ViT) -> dict[str, Tensor]:
 
 
 def in_transformers(model: ViT) -> nn.Module:
+    mend_torchvision()
     from transformers import ViTConfig as TheirConfig
     from transformers import ViTForImageClassification
 
@@ -154,6 +157,7 @@ class LogitsOnly(nn.Module):
 
 
 def in_torchvision(model: ViT) -> nn.Module:
+    mend_torchvision()
     from torchvision.models.vision_transformer import VisionTransformer
 
     config = model.config

@@ -1,5 +1,7 @@
 """The public names: complete, sorted, and each really there."""
 
+import pickle
+
 import pytest
 
 import vitral
@@ -21,5 +23,7 @@ def test_an_unknown_name() -> None:
 def test_every_error_is_a_vitral_error() -> None:
     errors = [getattr(vitral, name) for name in vitral.__all__ if name.endswith("Error")]
     assert all(issubclass(error, vitral.VitralError) for error in errors)
-    error = vitral.MissingExtraError("onnxruntime", extra="fast")
-    assert str(error) == "This needs the package onnxruntime. Install it with: pip install 'vitral[fast]'"
+    error = vitral.ConfigError("heads=7 does not divide width=768.", hint="Use heads=8.")
+    assert str(error) == "heads=7 does not divide width=768. Use heads=8."
+    assert error.hint == "Use heads=8."
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # crosses the borders of processes

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitral.errors import ConfigError as ConfigError
     from vitral.errors import DataError as DataError
-    from vitral.errors import MissingExtraError as MissingExtraError
     from vitral.errors import VitralError as VitralError
     from vitral.model.config import ConvStem as ConvStem
     from vitral.model.config import ResNetStem as ResNetStem
@@ -27,7 +26,6 @@ _HOME = {
     "ConvStem": "model.config",
     "DataError": "errors",
     "Features": "model.features",
-    "MissingExtraError": "errors",
     "ResNetStem": "model.config",
     "ViT": "model.vit",
     "ViTConfig": "model.config",
@@ -40,7 +38,6 @@ __all__ = [
     "ConvStem",
     "DataError",
     "Features",
-    "MissingExtraError",
     "ResNetStem",
     "ViT",
     "ViTConfig",

@@ -2,9 +2,8 @@
 command line prints it as it stands and leaves with ``exit_code``.
 
     VitralError
-      ConfigError        a setting, a name or a combination of settings that cannot be
-      DataError          pictures or tensors that cannot be used
-      MissingExtraError  an optional package that is not installed
+      ConfigError  a setting, a name or a combination of settings that cannot be
+      DataError    pictures or tensors that cannot be used
 """
 
 from collections.abc import Iterable
@@ -32,15 +31,6 @@ class DataError(VitralError):
     """Pictures or tensors that cannot be used."""
 
     exit_code = 2
-
-
-class MissingExtraError(VitralError):
-    """An optional package is needed and not installed."""
-
-    exit_code = 2
-
-    def __init__(self, package: str, *, extra: str):
-        super().__init__(f"This needs the package {package}.", hint=f"Install it with: pip install 'vitral[{extra}]'")
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str | None:

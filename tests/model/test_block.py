@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.conftest import small_model
 from vitral import ViT
@@ -21,6 +21,38 @@ def test_dropout_sits_in_the_four_places_of_the_paper() -> None:
         "blocks.0.after_mlp.dropout",
     ]
     assert names_of_dropouts(small_model()) == []
+
+
+def test_each_dropout_is_applied_once_to_what_the_paper_says() -> None:
+    model = small_model(dropout=0.3, depth=1).train()
+    block = model.blocks[0]
+    outputs: dict[str, Tensor] = {}
+    inputs: dict[str, list[Tensor]] = {}
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda m, i, o, name=name: outputs.__setitem__(name, o))
+        if isinstance(module, nn.Dropout):
+            module.register_forward_pre_hook(lambda m, i, name=name: inputs.setdefault(name, []).append(i[0]))
+    images = torch.randn(2, 3, 16, 16)
+    model(images)
+    tokens = model.prepend_extras(model.patches(images))
+    expected = {
+        "dropout": tokens + model.positions[0].table,
+        "blocks.0.after_attention.dropout": outputs["blocks.0.attention.to_out"],
+        "blocks.0.mlp.dropout": outputs["blocks.0.mlp.activate"],
+        "blocks.0.after_mlp.dropout": outputs["blocks.0.mlp.contract"],
+    }
+    assert {name: len(calls) for name, calls in inputs.items()} == dict.fromkeys(expected, 1)
+    for name, value in expected.items():
+        assert torch.equal(inputs[name][0], value), name
+    # What each dropout put out went on: into the last layer of the MLP, and into the sums.
+    dropped = outputs["blocks.0.mlp.dropout"]
+    assert torch.equal(block.mlp.contract(dropped), outputs["blocks.0.mlp.contract"])
+    total = outputs["dropout"] + outputs["blocks.0.after_attention.dropout"] + outputs["blocks.0.after_mlp.dropout"]
+    torch.testing.assert_close(outputs["blocks.0"], total)
+
+
+def test_the_head_has_no_dropout() -> None:
+    assert not any("pool" in name for name in names_of_dropouts(small_model(dropout=0.1, pool="map")))
 
 
 @pytest.mark.parametrize("place", ["dropout", "attention_dropout", "drop_path"])

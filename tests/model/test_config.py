@@ -26,6 +26,12 @@ from vitral import ConfigError, ConvStem, DataError, ResNetStem
         (dict(image_size="big"), "image_size='big' must be a whole number"),
         (dict(patch_size=(4, 4, 4)), "patch_size="),
         (dict(position_grid=(4,)), "position_grid=.*rows, columns"),
+        (dict(pool="token", class_token=0), "class_token=0 must be True or False"),
+        (dict(norm_after_pool="no"), "norm_after_pool='no' must be True or False"),
+        (dict(norm_eps="1e-6"), "norm_eps='1e-6' must be a number"),
+        (dict(dropout=None), "dropout=None must be a number"),
+        (dict(layer_scale="x"), "layer_scale='x' must be a number"),
+        (dict(head_bias=float("nan")), "head_bias=nan must be a number"),
         (dict(depth=0), "depth=0 must be a whole number of at least 1"),
         (dict(width=48.0), "width=48.0 must be a whole number"),
         (dict(registers=-1), "registers=-1 must be a whole number of at least 0"),
@@ -49,6 +55,8 @@ def test_refusals(fields: dict[str, Any], message: str) -> None:
     ("stem", "fields", "message"),
     [
         (ResNetStem, dict(stages=(0, 1)), "stages=\\(0, 1\\)"),
+        (ResNetStem, dict(stages=3), "stages=3 must be a tuple"),
+        (ConvStem, dict(widths=64), "widths=64 must be a tuple"),
         (ResNetStem, dict(width_factor=0), "width_factor=0"),
         (ConvStem, dict(widths=()), "widths=\\(\\)"),
         (ConvStem, dict(widths=(12,)), "multiples of 8 with norm='group'"),
@@ -64,6 +72,15 @@ def test_a_size_that_the_patch_does_not_divide_names_both_ways_out() -> None:
     config = small_config(patch_size=16, image_size=224)
     with pytest.raises(DataError, match="225 x 220 pixels.*Resize, crop or pad the image to 224 x 224.*patch_size.*15"):
         config.grid(225, 220)
+
+
+def test_a_patch_size_that_would_be_far_too_small_is_not_suggested() -> None:
+    with pytest.raises(DataError, match=r"or use a patch_size that divides it\.$"):
+        small_config(patch_size=16, image_size=224).grid(227, 227)
+
+
+def test_a_square_position_grid_may_be_a_number() -> None:
+    assert small_config(position_grid=3).table_grid == (3, 3)
 
 
 def test_with_a_stem_the_feature_map_counts() -> None:

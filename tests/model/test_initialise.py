@@ -80,6 +80,20 @@ def test_map_probe_and_its_keys() -> None:
         assert_uniform(part, sqrt(3 / 384))
 
 
+def test_tables_of_the_other_positions() -> None:
+    model = vitral.create("vit-s16", depth=1, position="learned-2d", image_size=512)
+    for table in model.positions[0].parameters():
+        assert table.std().item() == pytest.approx(0.02, rel=0.1)
+    relative = vitral.create("vit-s16", depth=1, position="relative").blocks[0].attention.relative
+    for table in relative.parameters():
+        assert table.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+def test_convolutional_stem() -> None:
+    stem = vitral.create("vit-s16", depth=1, stem=vitral.ConvStem(), patch_size=1).patches.stem
+    assert stem[2][0].weight.std().item() == pytest.approx(sqrt(1 / (9 * 96)), rel=0.02)
+
+
 def test_stem() -> None:
     stem = vitral.create("R50+ViT-B/16", depth=1).patches.stem
     assert stem.root.weight.std().item() == pytest.approx(sqrt(1 / (7 * 7 * 3)), rel=0.02)
@@ -87,12 +101,14 @@ def test_stem() -> None:
         for unit in stage:
             assert not unit.norm3.weight.any()  # the last norm of a unit starts at zero
             assert (unit.norm1.weight == 1).all()
+            assert unit.conv2.weight.std().item() == pytest.approx(unit.conv2.weight[0].numel() ** -0.5, rel=0.02)
 
 
 def test_reset_parameters_brings_a_meta_model_to_life() -> None:
     """What a sharded start needs: build without memory, allocate, then fill in module by module."""
+    fields = dict(registers=1, pool="map", class_token=True, position="relative", layer_scale=0.1)
     with torch.device("meta"):
-        model = vitral.create("vit-pico7", registers=1, pool="map", class_token=True)
+        model = vitral.create("vit-pico7", **fields, patch_size=1, stem=vitral.ResNetStem(stages=(1,)))
     model.to_empty(device="cpu")
     for parameter in model.parameters():
         torch.nn.init.constant_(parameter, float("nan"))

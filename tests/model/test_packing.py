@@ -28,6 +28,8 @@ VARIANTS: list[dict[str, Any]] = [
     dict(stem=ResNetStem(stages=(1,)), patch_size=1),
     dict(stem=ConvStem(widths=(8, 16)), patch_size=1),
 ]
+
+
 sizes = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=6)
 
 
@@ -105,8 +107,11 @@ def test_an_answer_does_not_depend_on_its_batch() -> None:
         (torch.zeros(1, 3, 17, 16), "17 x 16 pixels.*Resize, crop or pad the image to 16 x 16.*patch_size"),
         (torch.zeros(1, 3, 2, 16), "2 x 16 pixels.*to 4 x 16"),
         (torch.zeros(1, 3, 16, 16, dtype=torch.uint8), "floating-point.*uint8"),
-        ([], "nothing"),
+        (torch.zeros(1, 16, 16, 3), r"Channels seem to come last: use images.movedim\(-1, 1\)"),
+        (torch.zeros(1, 1, 3, 16, 16), r"this is \(1, 1, 3, 16, 16\)\.$"),
+        ([], "an empty list"),
         ([torch.zeros(1, 3, 16, 16)], r"\(channels, height, width\)"),
+        ([torch.zeros(3, 16, 16), torch.zeros(3, 16, 16).half()], "one dtype.*float32 and torch.float16"),
         ([torch.zeros(3, 16, 16), torch.zeros(3, 16, 18)], "16 x 18 pixels"),
         ([torch.zeros(3, 16, 16), torch.zeros(1, 16, 16)], "1 channels"),
         ([torch.zeros(3, 16, 16), torch.zeros(3, 16, 16, dtype=torch.uint8)], "uint8"),

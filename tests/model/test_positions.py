@@ -1,6 +1,5 @@
 """Positions on the trained grid and on others."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -113,13 +112,14 @@ def test_fixed_positions_leave_class_token_and_registers_alone() -> None:
     assert not list(model.positions.parameters())
 
 
-def every_layer(model: Any, images: Tensor) -> Iterator[Tensor]:
-    """Table 8 by its words: the input of each layer gets a table of positions, its own or the shared one."""
+def logits_by_the_words_of_table_8(model: Any, images: Tensor, position_at: str) -> Tensor:
+    """Positions are added once, or to the input of each layer from a table of its own or a shared one."""
     x = model.prepend_extras(model.patches(images))
     for index, block in enumerate(model.blocks):
-        x = x + model.positions[index if len(model.positions) > 1 else 0].table
+        if index == 0 or position_at != "stem":
+            x = x + model.positions[index if position_at == "every-layer" else 0].table
         x = block(x, model.embed(images)[1])
-    yield model.head(model.norm(x)[:, 0])
+    return model.head(model.norm(x)[:, 0])
 
 
 @pytest.mark.parametrize(("position_at", "tables"), [("stem", 1), ("every-layer", 3), ("every-layer-shared", 1)])
@@ -127,8 +127,7 @@ def test_where_positions_are_added(position_at: Any, tables: int) -> None:
     model = small_model(position_at=position_at, depth=3)
     assert len(model.positions) == tables
     images = torch.randn(2, 3, 16, 16)
-    if position_at != "stem":
-        torch.testing.assert_close(model(images), next(every_layer(model, images)))
+    torch.testing.assert_close(model(images), logits_by_the_words_of_table_8(model, images, position_at))
 
 
 def test_without_positions_the_order_of_patches_does_not_matter() -> None:
@@ -150,3 +149,22 @@ def test_patches_and_positions_permuted_together_change_nothing() -> None:
     patches = images.unflatten(3, (4, 4)).unflatten(2, (4, 4)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)[:, order]
     images = patches.unflatten(1, (4, 4)).permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
     torch.testing.assert_close(model(images), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("position", ["learned", "sincos-2d", "relative"])
+def test_constants_do_not_remember_how_they_were_first_made(position: Any) -> None:
+    """Another default dtype, fake tensors or inference mode at the first call leave nothing behind for the next."""
+    from torch._subclasses import FakeTensorMode
+
+    model = small_model(position=position)
+    images = torch.randn(1, 3, 20, 28)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model(images)
+    torch.set_default_dtype(torch.float64)
+    try:
+        model(images)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    logits = model(images)
+    assert type(logits) is torch.Tensor
+    assert logits.dtype == torch.float32

@@ -136,3 +136,31 @@ def test_maps_are_in_the_graph() -> None:
     (gradient,) = torch.autograd.grad(logits[0, 0], maps[0])
     assert gradient.shape == maps[0].shape
     assert gradient.abs().sum() > 0
+
+
+def test_recording_under_gradient_checkpointing() -> None:
+    model = small_model().train()
+    images = torch.randn(1, 3, 16, 16)
+    expected = torch.autograd.grad(model(images).sum(), model.class_token)[0]
+    model.gradient_checkpointing = True
+    with vitral.record_attention(model, layers=0) as maps:
+        logits = model(images)
+    assert 0 in maps
+    assert -2 in maps
+    assert 1 not in maps
+    assert maps.get(1) is None
+    gradient = torch.autograd.grad(logits.sum(), model.class_token)[0]  # outside the context
+    torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_large_queries_and_keys_do_not_overflow_in_half_precision() -> None:
+    model = small_model(depth=1, norm_eps=1e-3)
+    with torch.no_grad():
+        model.blocks[0].attention.to_qkv.weight.mul_(60)
+    images = torch.randn(1, 3, 16, 16)
+    with vitral.record_attention(model) as exact:
+        model(images)
+    with vitral.record_attention(model.half()) as maps:
+        model(images.half())
+    assert maps[0].isfinite().all()
+    assert exact[0].isfinite().all()

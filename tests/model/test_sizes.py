@@ -95,7 +95,13 @@ def test_all_spellings_of_the_paper(spelling: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "suggestion"),
-    [("vit-b17", "vit-b16"), ("vti-b16", "vit-b16"), ("resnet50-vit-b16", "r50-vit-b16"), ("vit-nan4", "vit-nano4")],
+    [
+        ("vit_base_patch16_224", "vit-b16"),
+        ("vit-b17", "vit-b16"),
+        ("vti-b16", "vit-b16"),
+        ("resnet50-vit-b16", "r50-vit-b16"),
+        ("vit-nan4", "vit-nano4"),
+    ],
 )
 def test_an_unknown_name_suggests_the_nearest(wrong: str, suggestion: str) -> None:
     with pytest.raises(vitral.ConfigError, match=f"Did you mean '{suggestion}'"):

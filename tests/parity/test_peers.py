@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.peers import in_naflex, in_timm, in_torchvision, in_transformers, naflex_input
+from benchmarks.peers import in_naflex, in_timm, in_torchvision, in_transformers, mend_torchvision, naflex_input
 from tests.conftest import small_model
 
 TIMM: list[dict[str, Any]] = [
@@ -66,6 +66,7 @@ def test_torchvision(representation: int | None) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("size", [24, 12])
 def test_torchvision_at_another_size(size: int) -> None:
+    mend_torchvision()
     from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
 
     model = small_model(position_resample="bicubic-corners")
@@ -84,14 +85,16 @@ def test_gradients_equal_timms() -> None:
     model(images).square().sum().backward()
     peer(images).square().sum().backward()
     pairs = [
+        (model.patches.project.bias, peer.patch_embed.proj.bias),
+        (model.positions[0].table, peer.pos_embed),
+        (model.class_token, peer.cls_token),
         (model.blocks[0].attention.to_qkv.weight, peer.blocks[0].attn.qkv.weight),
-        (model.positions[0].table[None], peer.pos_embed),
+        (model.blocks[1].mlp.expand.weight, peer.blocks[1].mlp.fc1.weight),
+        (model.norm.weight, peer.norm.weight),
         (model.head.weight, peer.head.weight),
     ]
-    ours = torch.autograd.grad(model(images).square().sum(), [model.positions[0].table])[0]
-    torch.testing.assert_close(ours[None], peer.pos_embed.grad, atol=1e-4, rtol=1e-4)
-    for our, their in (pairs[0], pairs[2]):
-        torch.testing.assert_close(our.grad, their.grad, atol=1e-4, rtol=1e-4)
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours.grad, theirs.grad.view_as(ours), atol=1e-4, rtol=1e-4)
 
 
 def test_recorded_attention_equals_transformers_eager_one() -> None:

@@ -25,8 +25,8 @@ class Attention(nn.Module):
         super().__init__()
         width = config.width
         self.heads = config.heads
-        self.dropout = config.attention_dropout
-        self.to_qkv = Linear(width, 3 * width, weight=lambda weight: xavier_uniform_each_(weight, 3))
+        self.drop_rate = config.attention_dropout
+        self.to_qkv = Linear(width, 3 * width, weight=xavier_uniform_each_(3))
         self.relative = RelativePositions(config) if config.position == "relative" else None
         self.to_out = Linear(width, width, weight=nn.init.xavier_uniform_)
         self.record: Callable[[list[Tensor], Packing], None] | None = None  # set by record_attention
@@ -48,13 +48,13 @@ class Attention(nn.Module):
     def mix_and_show(self, qkv: Float[Tensor, "B N QKV"], group: Group) -> tuple[Tensor, Tensor]:
         """The same without the fused kernel: also gives the attention weights (B, heads, N, N)."""
         q, k, v = self.split_heads(qkv)
-        logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+        logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
         if self.relative is not None:
             logits = logits + self.relative(q, group)
         if (visible := self.visible(group, q.device)) is not None:
             logits = logits.masked_fill(~visible, float("-inf"))
         weights = logits.softmax(dim=-1)
-        mixed = F.dropout(weights, self.dropout, self.training) @ v
+        mixed = F.dropout(weights, self.drop_rate, self.training) @ v
         return mixed.transpose(1, 2).flatten(2), weights
 
     def split_heads(self, qkv: Float[Tensor, "B N QKV"]) -> tuple[Heads, Heads, Heads]:
@@ -66,7 +66,7 @@ class Attention(nn.Module):
         return self.fused(q, k, v, bias)
 
     def fused(self, q: Heads, k: Heads, v: Heads, bias: Tensor | None) -> Heads:
-        dropout = self.dropout if self.training else 0.0
+        dropout = self.drop_rate if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
 
     def visible(self, group: Group, device: torch.device) -> Tensor | None:
@@ -93,20 +93,23 @@ class AxialAttention(Attention):
         all_seeing = self.fused(q[:, :, :extras], k, v, None if bias is None else bias[:, :, :extras])
         return torch.cat([all_seeing, patches], dim=2)
 
+    def count_lines(self, group: Group) -> int:
+        return group.grid[0] if self.along_rows else group.grid[1]
+
     def lines(self, x: Heads, group: Group) -> Float[Tensor, "lines H _ E"]:
         x = x.unflatten(2, group.grid)  # (B, heads, rows, columns, head_dim)
         x = x.permute(0, 2, 1, 3, 4) if self.along_rows else x.permute(0, 3, 1, 2, 4)
         return x.flatten(0, 1)
 
     def unlines(self, x: Float[Tensor, "lines H _ E"], group: Group) -> Heads:
-        x = x.unflatten(0, (-1, group.grid[0] if self.along_rows else group.grid[1]))
+        x = x.unflatten(0, (x.shape[0] // self.count_lines(group), self.count_lines(group)))
         x = x.permute(0, 2, 1, 3, 4) if self.along_rows else x.permute(0, 2, 3, 1, 4)
         return x.flatten(2, 3)
 
     def with_extras(self, x: Heads, group: Group) -> Float[Tensor, "lines H _ E"]:
         """Each line, behind the class token and registers of its image."""
         line = self.lines(x[:, :, group.extras :], group)
-        extras = x[:, :, : group.extras].repeat_interleave(line.shape[0] // x.shape[0], dim=0)
+        extras = x[:, :, : group.extras].repeat_interleave(self.count_lines(group), dim=0)
         return torch.cat([extras, line], dim=2)
 
     def line_bias(self, bias: Tensor | None, group: Group) -> Tensor | None:
@@ -116,8 +119,8 @@ class AxialAttention(Attention):
         rows = self.lines(bias[:, :, group.extras :], group)  # (lines, heads, line, N)
         of_extras, of_patches = rows.split([group.extras, rows.shape[-1] - group.extras], dim=-1)
         grid = of_patches.unflatten(-1, group.grid)
-        lines = group.grid[0] if self.along_rows else group.grid[1]
-        grid = grid.unflatten(0, (-1, lines)).movedim(-2 if self.along_rows else -1, 2)
+        lines = self.count_lines(group)
+        grid = grid.unflatten(0, (grid.shape[0] // lines, lines)).movedim(-2 if self.along_rows else -1, 2)
         own = grid.diagonal(dim1=1, dim2=2).movedim(-1, 1).flatten(0, 1)  # key line = query line
         return torch.cat([of_extras, own], dim=-1)
 

@@ -26,7 +26,7 @@ class Block(nn.Module):
         self.attention = build_attention(config, index)
         self.after_attention = Branch(config, index)
         self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config, dropout=config.dropout)
         self.after_mlp = Branch(config, index)
 
     def forward(self, x: Float[Tensor, "B N D"], packing: Packing) -> Float[Tensor, "B N D"]:
@@ -36,12 +36,12 @@ class Block(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, config: ViTConfig):
+    def __init__(self, config: ViTConfig, *, dropout: float):
         super().__init__()
         initial = dict(weight=nn.init.xavier_uniform_, bias=normal_(std=1e-6))
         self.expand = Linear(config.width, config.mlp_width, **initial)
         self.activate = ACTIVATIONS[config.activation]()
-        self.dropout = dropout(config)
+        self.dropout = build_dropout(dropout)
         self.contract = Linear(config.mlp_width, config.width, **initial)
 
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
@@ -53,7 +53,7 @@ class Branch(nn.Module):
 
     def __init__(self, config: ViTConfig, index: int):
         super().__init__()
-        self.dropout = dropout(config)
+        self.dropout = build_dropout(config.dropout)
         self.initial_scale = config.layer_scale
         self.scale = None if config.layer_scale is None else nn.Parameter(torch.empty(config.width))
         self.drop_path = config.drop_path * index / max(1, config.blocks - 1)
@@ -79,7 +79,7 @@ class Branch(nn.Module):
         if len(packing.groups) == 1:
             return kept[:, None, None]
         tokens = [group.tokens for group in packing.groups for _ in range(group.images)]
-        return kept.repeat_interleave(torch.tensor(tokens, device=x.device))[None, :, None]
+        return kept.repeat_interleave(torch.tensor(tokens, device=x.device), output_size=x.shape[1])[None, :, None]
 
 
 def build_attention(config: ViTConfig, index: int) -> Attention:
@@ -88,5 +88,5 @@ def build_attention(config: ViTConfig, index: int) -> Attention:
     return AxialAttention(config, along="rows" if index % 2 == 0 else "columns")
 
 
-def dropout(config: ViTConfig) -> nn.Module:
-    return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+def build_dropout(rate: float) -> nn.Module:
+    return nn.Dropout(rate) if rate else nn.Identity()

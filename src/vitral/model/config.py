@@ -5,7 +5,7 @@ under a field is its documentation wherever the field appears.
 """
 
 from dataclasses import dataclass, fields
-from math import ceil
+from math import ceil, isfinite
 from typing import Literal, get_args
 
 from vitral.errors import ConfigError, DataError, did_you_mean
@@ -31,9 +31,9 @@ class ResNetStem:
     """Multiplies all widths of the ResNet."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.stages, tuple | list) or any(not _is_whole(units, 1) for units in self.stages):
+            raise ConfigError(f"stem: stages={self.stages!r} must be a tuple of whole numbers of at least 1.")
         object.__setattr__(self, "stages", tuple(self.stages))
-        if any(not _is_whole(units, 1) for units in self.stages):
-            raise ConfigError(f"stem: stages={self.stages} must be whole numbers of at least 1.")
         if not _is_whole(self.width_factor, 1):
             raise ConfigError(f"stem: width_factor={self.width_factor!r} must be a whole number of at least 1.")
 
@@ -57,10 +57,11 @@ class ConvStem:
     training statistics depend on the batch."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "widths", tuple(self.widths))
         _check_choice("stem: norm", self.norm, StemNorm)
-        if not self.widths or any(not _is_whole(width, 1) for width in self.widths):
-            raise ConfigError(f"stem: widths={self.widths} must be one or more whole numbers of at least 1.")
+        listed = isinstance(self.widths, tuple | list) and self.widths
+        if not listed or any(not _is_whole(width, 1) for width in self.widths):
+            raise ConfigError(f"stem: widths={self.widths!r} must be a tuple of whole numbers of at least 1.")
+        object.__setattr__(self, "widths", tuple(self.widths))
         if self.norm == "group" and any(width % 8 for width in self.widths):
             raise ConfigError(
                 f"stem: widths={self.widths} must be multiples of 8 with norm='group' (8 channels a group).",
@@ -81,7 +82,8 @@ Stem = ResNetStem | ConvStem
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ViTConfig:
-    """One Vision Transformer. A named size (``vitral.create("vit-b16")``) sets the first five fields."""
+    """One Vision Transformer. A name (``vitral.create("vit-b16")``) sets the first five fields; that of a hybrid also
+    the stem, that of a small model also the image size."""
 
     width: int
     """D, the length of every token."""
@@ -106,8 +108,8 @@ class ViTConfig:
     position_at: PositionAt = "stem"
     """Where positions are added: once at the stem, at every layer from a table of its own, or at every layer from
     one shared table (table 8 of the paper)."""
-    position_grid: tuple[int, int] | None = None
-    """(rows, columns) of the grid that the positions were learnt on; None: the grid of image_size."""
+    position_grid: Size | None = None
+    """(rows, columns), or the side, of the grid that the positions were learnt on; None: the grid of image_size."""
     position_resample: Resample = "bilinear-corners"
     """How positions are carried to another grid. bilinear-corners: Google's; bicubic: transformers';
     bicubic-antialias: timm's; bicubic-corners: torchvision's."""
@@ -192,7 +194,7 @@ class ViTConfig:
     @property
     def table_grid(self) -> tuple[int, int]:
         """The grid that the positions were learnt on."""
-        return self.position_grid or self.grid(*self.image_hw)
+        return self.grid(*self.image_hw) if self.position_grid is None else _pair(self.position_grid)
 
     @property
     def patch_channels(self) -> int:
@@ -220,9 +222,11 @@ class ViTConfig:
         step = 1 if self.stem is None else 2**self.stem.halvings
         fit = f"{_nearest_multiple(height, patch_h * step)} x {_nearest_multiple(width, patch_w * step)}"
         patch = _nearest_divisor(map_h, patch_h), _nearest_divisor(map_w, patch_w)
+        near = 2 * patch[0] >= patch_h and 2 * patch[1] >= patch_w  # much smaller ones would be too many
+        such = f", such as {patch[0] if patch[0] == patch[1] else patch}" if near else ""
         return (
             f"{seen} cannot be cut into patches of {patch_h} x {patch_w}. Resize, crop or pad the image to {fit}, or "
-            f"use a patch_size that divides it, such as {patch[0] if patch[0] == patch[1] else patch}."
+            f"use a patch_size that divides it{such}."
         )
 
     # ---- checks ----
@@ -230,8 +234,10 @@ class ViTConfig:
     def _check_choices(self) -> None:
         for name, choices in _CHOICES.items():
             _check_choice(name, getattr(self, name), choices)
-        if self.class_token not in (None, True, False):
-            raise ConfigError(f"class_token={self.class_token!r} must be true, false or left out.")
+        for name in ("class_token", "norm_after_pool"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and not (name == "class_token" and value is None):
+                raise ConfigError(f"{name}={value!r} must be True or False.")
         if self.stem is not None and not isinstance(self.stem, ResNetStem | ConvStem):
             raise ConfigError(f"stem={self.stem!r} must be None, a ResNetStem or a ConvStem.")
 
@@ -245,13 +251,17 @@ class ViTConfig:
             if name == "position_grid" and value is None:
                 continue
             pair = value if isinstance(value, tuple) else (value, value)
-            allowed = "(rows, columns)" if name == "position_grid" else "a whole number or (height, width)"
+            allowed = "a whole number or " + ("(rows, columns)" if name == "position_grid" else "(height, width)")
             if len(pair) != 2 or any(not _is_whole(side, 1) for side in pair):
                 raise ConfigError(f"{name}={value!r} must be {allowed}, each at least 1.")
+        for name in ("dropout", "attention_dropout", "drop_path", "norm_eps", "head_bias", "layer_scale"):
+            value = getattr(self, name)
+            if not _is_number(value) and not (name == "layer_scale" and value is None):
+                raise ConfigError(f"{name}={value!r} must be a number.")
         for name in ("dropout", "attention_dropout", "drop_path"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be at least 0 and below 1.")
-        if not self.norm_eps > 0:
+        if self.norm_eps <= 0:
             raise ConfigError(f"norm_eps={self.norm_eps!r} must be above 0.")
 
     def _check_combinations(self) -> None:
@@ -322,6 +332,10 @@ def _check_choice(name: str, value: object, choices: object) -> None:
 
 def _is_whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 def _pair(size: Size) -> tuple[int, int]:

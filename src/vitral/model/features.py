@@ -11,13 +11,14 @@ from vitral.model.config import ViTConfig
 from vitral.model.packing import Packing
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Tokens:
     """What one layer made of the images."""
 
     cls: Float[Tensor, "B D"] | None
     """The class token; None for a model without one."""
     registers: Float[Tensor, "B R D"]
+    """The registers; R is 0 for a model without any."""
     patches: Float[Tensor, "B N D"]
     """One vector a patch, in reading order; ``maps`` gives them as a picture."""
     grid: tuple[int, int]
@@ -28,9 +29,9 @@ class Tokens:
         return self.patches.transpose(1, 2).unflatten(2, self.grid)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Features(Tokens):
-    """The tokens after the final norm, and what was pooled from them."""
+    """The tokens as they go into the pooling (after the final norm, unless norm_after_pool), and what comes out."""
 
     pooled: Float[Tensor, "B D"] | Float[Tensor, "B N D"]
     """One vector an image, as the head (or its representation layer) sees it; all tokens with pool 'none'."""

@@ -16,8 +16,12 @@ def lecun_normal_(weight: Tensor) -> None:
     nn.init.trunc_normal_(weight, std=sigma, a=-2 * sigma, b=2 * sigma)
 
 
-def xavier_uniform_each_(weight: Tensor, parts: int) -> None:
+def xavier_uniform_each_(parts: int) -> Initialiser:
     """Xavier for each of several projections that lie in one matrix: as a whole they would come out too small."""
+    return partial(_xavier_uniform_each_, parts=parts)
+
+
+def _xavier_uniform_each_(weight: Tensor, parts: int) -> None:
     for part in weight.chunk(parts):
         nn.init.xavier_uniform_(part)
 

@@ -39,8 +39,9 @@ class Packing(NamedTuple):
     @property
     def grids(self) -> list[tuple[int, int]]:
         """The grid of each image of a list, in the given order."""
+        assert self.order is not None, "a batch has one grid"
         packed = [group.grid for group in self.groups for _ in range(group.images)]
-        return [grid for _, grid in sorted(zip(self.order or (), packed, strict=True))]
+        return [grid for _, grid in sorted(zip(self.order, packed, strict=True))]
 
     def split(self, x: Tensor) -> Sequence[Tensor]:
         """(B, N, D) -> itself, or packed (1, T, D) -> one (images, tokens, D) for each group."""
@@ -54,7 +55,10 @@ class Packing(NamedTuple):
         if self.order is None:
             return parts[0]
         rows = torch.cat(list(parts))
-        return rows if len(parts) == 1 else rows[torch.tensor(self.order, device=rows.device).argsort()]
+        if len(parts) == 1:
+            return rows
+        places = {image: place for place, image in enumerate(self.order)}
+        return rows[[places[image] for image in range(len(places))]]
 
     def per_image(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """One tensor a group -> one tensor an image, each with a batch axis of one, in the given order."""
@@ -77,40 +81,53 @@ def join(parts: Sequence[Tensor]) -> Tensor:
 def arrange(images: Tensor | Sequence[Tensor], config: ViTConfig) -> tuple[list[Tensor], Packing]:
     """A batch, or a list of images of any sizes -> stacks of one size, and where each image went."""
     if isinstance(images, Tensor):
-        if images.ndim != 4:
-            raise DataError(
-                f"The model takes images of shape (batch, channels, height, width), and this is {tuple(images.shape)}.",
-                hint="Add the batch axis to a single image with image[None].",
-            )
+        _check(images, config, axes=4)
         stacks, order = [images], None
     else:
         stacks, order = _stack_by_size(images, config)
-    groups = []
-    for stack in stacks:
-        _check(stack, config)
-        groups.append(Group(stack.shape[0], config.grid(stack.shape[2], stack.shape[3]), config.extra_tokens))
+    groups = [
+        Group(stack.shape[0], config.grid(stack.shape[2], stack.shape[3]), config.extra_tokens) for stack in stacks
+    ]
     return stacks, Packing(tuple(groups), order)
 
 
 def _stack_by_size(images: Sequence[Tensor], config: ViTConfig) -> tuple[list[Tensor], tuple[int, ...]]:
-    if not images or any(image.ndim != 3 for image in images):
-        seen = [tuple(image.shape) for image in images] or "nothing"
-        raise DataError(f"A list of images holds tensors of shape (channels, height, width), and this one has {seen}.")
+    if not isinstance(images, list | tuple) or not images:
+        seen = "an empty list" if isinstance(images, list | tuple) else f"a {type(images).__name__}"
+        raise DataError(f"The model takes a tensor of images or a list of tensors, and this is {seen}.")
     by_size: dict[tuple[int, ...], list[int]] = {}
     for index, image in enumerate(images):
-        _check(image, config)
+        if not isinstance(image, Tensor):
+            kind = type(image).__name__
+            raise DataError(
+                f"A list of images holds tensors, and number {index} is a {kind}.", hint="Convert it first."
+            )
+        _check(image, config, axes=3)
+        if image.dtype != images[0].dtype:
+            raise DataError(
+                f"Images of one list must have one dtype, and there are {images[0].dtype} and {image.dtype}."
+            )
         by_size.setdefault(tuple(image.shape), []).append(index)
     stacks = [torch.stack([images[index] for index in group]) for group in by_size.values()]
     return stacks, tuple(index for group in by_size.values() for index in group)
 
 
-def _check(images: Tensor, config: ViTConfig) -> None:
-    """Of a batch or of one image: channels and dtype."""
-    if images.shape[-3] != config.channels:
+def _check(images: Tensor, config: ViTConfig, *, axes: int) -> None:
+    """Axes, channels and dtype, of a batch or of one image of a list."""
+    shape, wanted = tuple(images.shape), "(batch, channels, height, width)"
+    if axes == 3:
+        wanted = "(channels, height, width) in a list"
+    if images.ndim != axes:
+        hint = "Add the batch axis to a single image with image[None]." if (axes, images.ndim) == (4, 3) else None
+        raise DataError(f"The model takes images of shape {wanted}, and this is {shape}.", hint=hint)
+    if shape[-3] != config.channels:
+        hint = f"Convert the images, or build the model with channels={shape[-3]}."
+        if shape[-1] == config.channels:
+            hint = f"Channels seem to come last: use images.movedim(-1, {axes - 3})."
         raise DataError(
-            f"The model was built for channels={config.channels}, and these images have {images.shape[-3]} channels "
-            f"(shape {tuple(images.shape)}, channels before height and width).",
-            hint=f"Convert the images, or build the model with channels={images.shape[-3]}.",
+            f"The model was built for channels={config.channels}, and images of shape {shape}, read as {wanted}, have "
+            f"{shape[-3]} channels.",
+            hint=hint,
         )
     if not images.is_floating_point():
         raise DataError(

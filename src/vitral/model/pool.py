@@ -41,10 +41,10 @@ class MapPool(Pool):
         self.heads = config.heads
         self.probe = nn.Parameter(torch.empty(1, width))
         self.to_q = Linear(width, width, weight=nn.init.xavier_uniform_)
-        self.to_kv = Linear(width, 2 * width, weight=lambda weight: xavier_uniform_each_(weight, 2))
+        self.to_kv = Linear(width, 2 * width, weight=xavier_uniform_each_(2))
         self.to_out = Linear(width, width, weight=nn.init.xavier_uniform_)
         self.norm = nn.LayerNorm(width, eps=config.norm_eps)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config, dropout=0.0)  # the head has no dropout
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -5,33 +5,38 @@ exactly as if the checkpoint had been loaded at that size. What is cached is the
 training and weight loading need no care.
 """
 
-from functools import lru_cache, wraps
-from typing import Any, TypeVar
+from collections.abc import Callable
+from functools import lru_cache
+from typing import ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from vitral.model.config import Resample, ViTConfig
 from vitral.model.packing import Group, Packing
 
 Grid = tuple[int, int]
-Build = TypeVar("Build")
+Sizes = ParamSpec("Sizes")
+Constant = TypeVar("Constant")
 
 
-def _cached(build: Build) -> Build:
-    """Caches constants that depend on sizes alone; a compiler or exporter that is tracing gets its own copy."""
-    stored: Any = lru_cache(maxsize=512)(build)  # type: ignore[arg-type]
+def _cached(build: Callable[Sizes, Constant]) -> Callable[Sizes, Constant]:
+    """Caches constants that depend on sizes alone, such as the 64 last grids.
 
-    @wraps(build)  # type: ignore[arg-type]
-    def fetch(*sizes: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return build(*sizes)  # type: ignore[operator]
+    A compiler, exporter or memory estimator that is watching gets a copy of its own: what it would put into the cache
+    is no real tensor."""
+    stored = lru_cache(maxsize=64)(build)
+
+    def fetch(*sizes: Sizes.args, **named: Sizes.kwargs) -> Constant:
+        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+            return build(*sizes, **named)
         with torch.inference_mode(False):  # else a constant made while predicting could not be used in training
-            return stored(*sizes)
+            return stored(*sizes, **named)  # type: ignore[arg-type]
 
-    return fetch  # type: ignore[return-value]
+    return fetch
 
 
 class Positions(nn.Module):
@@ -124,7 +129,7 @@ def _interpolation(size: int, to: int, method: Resample, device: torch.device) -
     They are made on the CPU because not every device has every method.
     """
     # A channel for each unit vector, as a map two columns wide: on maps of one column torch's antialiasing goes wrong.
-    units = torch.eye(size, device="cpu")[None, :, :, None].repeat(1, 1, 1, 2)
+    units = torch.eye(size, dtype=torch.float32, device="cpu")[None, :, :, None].repeat(1, 1, 1, 2)
     corners = method.endswith("corners")
     moved = F.interpolate(
         units,
@@ -165,7 +170,7 @@ class RelativePositions(nn.Module):
         if self.extra_rows is not None:
             rows = torch.cat([rows, self.extra_rows])
         keys = rows.unflatten(-1, (self.heads, -1)).transpose(0, 1)  # (heads, rows, head_dim)
-        logits = query @ keys.transpose(-2, -1) * query.shape[-1] ** -0.5  # (B, heads, N, rows)
+        logits = (query * query.shape[-1] ** -0.5) @ keys.transpose(-2, -1)  # (B, heads, N, rows)
         which = _row_of_each_pair(group.grid, group.extras, group.grid == self.grid, query.device)
         return logits.gather(-1, which.expand(*logits.shape[:2], -1, -1))
 
@@ -195,9 +200,10 @@ def _offset_corners(trained: Grid, grid: Grid, device: torch.device) -> tuple[Te
     for old, new in zip(trained, grid, strict=True):
         scale = (old - 1) / (new - 1) if new > 1 else 0.0
         offset = torch.arange(1 - new, new, dtype=torch.float64, device="cpu") * scale
-        low.append(offset.floor().long())
-        high.append((offset.floor().long() + 1).clamp(max=old - 1))
-        part.append(offset - offset.floor())
+        whole = offset.floor().long().clamp(min=1 - old)  # rounding may go below the first
+        low.append(whole)
+        high.append((whole + 1).clamp(max=old - 1))
+        part.append(offset - whole)
     centre, columns = trained[0] * trained[1] - 1, trained[1]
     corners, weights = [], []
     for dy, wy in ((low[0], 1 - part[0]), (high[0], part[0])):

@@ -71,17 +71,22 @@ _SPELLING = re.compile(
 
 def canonical_name(name: str) -> str:
     """``ViT-B/16``, ``ViT-B_16``, ``vit_base_patch16``, ``B/16`` -> ``vit-b16``; ConfigError for what is not known."""
-    if match := _SPELLING.fullmatch(name.strip()):
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"A model is named by a word, and this is a {type(name).__name__}.", hint="ViT(config) builds one."
+        )
+    near = name
+    if match := _SPELLING.match(name.strip()):
         size = match["size"]
         size = _WORDS.get(size.lower(), size if size in ("g", "G") else size.lower())  # g and G are two models
         resnet = f"{match['resnet'].lower()}-" if match["resnet"] else ""
-        candidate = f"{resnet}vit-{size}{match['patch']}"
-        if candidate in NAMES:
-            return candidate
-        name = candidate
+        found = f"{resnet}vit-{size}{match['patch']}"
+        if found in NAMES and match.end() == len(name.strip()):
+            return found
+        near = found if found in NAMES or match.end() == len(name.strip()) else name
     raise ConfigError(
         f"There is no model named {name!r}.",
-        hint=" ".join(filter(None, (did_you_mean(name, NAMES), "`vitral models` lists them all."))),
+        hint=" ".join(filter(None, (did_you_mean(near, NAMES), "`vitral models` lists them all."))),
     )
 
 

@@ -4,7 +4,6 @@ The ResNet is that of the reference implementation, to the letter: weight-standa
 post-activation bottlenecks, and TensorFlow's SAME padding, which is asymmetric and follows the actual size.
 """
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -130,5 +129,4 @@ class PlainConv(nn.Conv2d):
         super().__init__(inputs, outputs, 3, stride=2, padding=1, bias=False)
 
     def reset_parameters(self) -> None:
-        with torch.no_grad():
-            lecun_normal_(self.weight)
+        lecun_normal_(self.weight)

@@ -7,15 +7,15 @@ positions follow the size of the image (positions.py); and nothing in this file 
 Letters in shapes: B images, C channels, H and W pixels, N tokens, D width, K classes.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, overload
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitral.model.block import ACTIVATIONS, Block, dropout
+from vitral.model.block import ACTIVATIONS, Block, build_dropout
 from vitral.model.config import ViTConfig
 from vitral.model.features import Features, name_features
 from vitral.model.initialise import Linear, constant_, lecun_normal_
@@ -42,7 +42,7 @@ class ViT(nn.Module):
         self.class_token = nn.Parameter(torch.empty(1, config.width)) if config.has_class_token else None
         self.registers = nn.Parameter(torch.empty(config.registers, config.width)) if config.registers else None
         self.positions = nn.ModuleList(Positions(config) for _ in range(config.position_tables))
-        self.dropout = dropout(config)
+        self.dropout = build_dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, index) for index in range(config.blocks))
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.pool = build_pool(config)
@@ -51,6 +51,7 @@ class ViT(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Of the model's own two; every part resets its own."""
         if self.class_token is not None:
             nn.init.zeros_(self.class_token)
         if self.registers is not None:
@@ -73,14 +74,14 @@ class ViT(nn.Module):
         return self.dropout(self.add_positions(x, packing, block=0)), packing
 
     def encode(
-        self, x: Sequences, packing: Packing, layers: Iterable[int] = ()
+        self, x: Sequences, packing: Packing, layers: Collection[int] = ()
     ) -> tuple[Sequences, dict[int, Sequences]]:
         """Equations 2 and 3, block by block, and the final norm on all tokens; also what the given layers put out."""
         kept = {}
         for index, block in enumerate(self.blocks):
-            if index > 0 and self.config.position_at != "stem":
+            if index > 0 and self.config.position_at != "stem":  # the first has had them from embed
                 x = self.add_positions(x, packing, block=index)
-            if self.gradient_checkpointing and torch.is_grad_enabled():
+            if self.gradient_checkpointing and torch.is_grad_enabled() and not block.get_submodule("attention").record:
                 x = checkpoint(block, x, packing, use_reentrant=False)
             else:
                 x = block(x, packing)
@@ -89,15 +90,18 @@ class ViT(nn.Module):
         return x if self.config.norm_after_pool else self.norm(x), kept
 
     def pool_tokens(self, x: Sequences, packing: Packing) -> Tensor:
-        """Equation 4: one vector an image."""
+        """Equation 4: one vector an image. The final norm comes here for heads that pool first."""
         x = self.pool(x, packing)
         return self.norm(x) if self.config.norm_after_pool else x
 
-    def features(self, images: Images, layers: Iterable[int] = ()) -> Features | list[Features]:
+    @overload
+    def features(self, images: Tensor, layers: int | Iterable[int] = ()) -> Features: ...
+    @overload
+    def features(self, images: Sequence[Tensor], layers: int | Iterable[int] = ()) -> list[Features]: ...
+    def features(self, images: Images, layers: int | Iterable[int] = ()) -> Features | list[Features]:
         """The tokens by name, and those behind any layers asked for; a list of images gives a list of Features."""
-        layers = chosen_layers(layers, len(self.blocks))
         x, packing = self.embed(images)
-        x, kept = self.encode(x, packing, layers)
+        x, kept = self.encode(x, packing, chosen_layers(layers, len(self.blocks)))
         return name_features(x, kept, self.pool_tokens(x, packing), packing, self.config)
 
     def prepend_extras(self, x: Sequences) -> Sequences:
@@ -109,7 +113,7 @@ class ViT(nn.Module):
         if not self.positions:  # none, or relative, which lives in the attention
             return x
         shared = len(self.positions) == 1
-        return x + self.positions[0 if shared else block](packing, like=self.patches.project.weight)
+        return x + self.positions[0 if shared else block](packing, like=x)
 
 
 def build_representation(config: ViTConfig) -> nn.Module:
@@ -128,5 +132,7 @@ def build_head(config: ViTConfig) -> nn.Module:
 
 
 def create(name: str, **overrides: Any) -> ViT:
-    """A model by its name in the paper, with the paper's initial values; a keyword is a field of ViTConfig."""
+    """A model by its name in the paper, with the paper's initial values; a keyword is a field of ViTConfig.
+
+    Names set sizes only. Rates such as dropout are 0 unless asked for: they belong to a training recipe."""
     return ViT(named_config(name, **overrides))
