@@ -28,7 +28,6 @@ PEERS = {
     "torchvision": in_torchvision,
     "vit-pytorch": in_vit_pytorch,
 }
-TURN_SECONDS = 4.0  # at least this much for all turns of one candidate in a run
 
 
 def main() -> None:
@@ -37,6 +36,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--passes", nargs="+", choices=["forward", "both"], default=["forward", "both"])
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--turn-seconds", type=float, default=4.0, help="time of all turns of a candidate in a run")
     parser.add_argument("--save", action="store_true", help="write a dated JSON into benchmarks/results")
     options = parser.parse_args()
     machine = describe_machine("timm", "transformers", "torchvision", "vit-pytorch")
@@ -47,13 +47,13 @@ def main() -> None:
     for what in options.passes:
         for name in options.models:
             for batch in options.batches:
-                rows.append(measure(name, batch, what, options.runs))
+                rows.append(measure(name, batch, what, options.runs, options.turn_seconds))
                 print(as_line(rows[-1]), flush=True)
-    if options.save:
-        save("forward" if len(options.passes) == 2 else f"forward-{options.passes[0]}", machine, rows)
+                if options.save:
+                    save("forward", machine, rows, key=("pass", "model", "batch"))
 
 
-def measure(name: str, batch: int, what: str, runs: int) -> dict[str, Any]:
+def measure(name: str, batch: int, what: str, runs: int, turn_seconds: float) -> dict[str, Any]:
     model = randomise(vitral.create(name, activation="gelu"))
     assert isinstance(model, vitral.ViT)
     models: dict[str, nn.Module] = {"vitral": model, "again": model}
@@ -65,7 +65,7 @@ def measure(name: str, batch: int, what: str, runs: int) -> dict[str, Any]:
     if what == "forward":
         turns["matmul"] = matrix_products(model, batch)
     once = fastest_turns(turns, rounds=1)  # also warms up
-    rounds = max(2, min(80, round(TURN_SECONDS / once["vitral"])))
+    rounds = max(1, min(80, round(turn_seconds / once["vitral"])))
     times = [fastest_turns(turns, rounds, seed=run) for run in range(runs)]
     ratios = {peer: median(run[peer] / run["vitral"] for run in times) for peer in turns if peer != "vitral"}
     return {

@@ -38,8 +38,12 @@ def describe_machine(*packages: str) -> dict[str, Any]:
     }
 
 
-def save(name: str, machine: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+def save(name: str, machine: dict[str, Any], rows: list[dict[str, Any]], key: tuple[str, ...] = ()) -> None:
+    """Writes the results of today; with a key, rows measured earlier today stay unless they are measured again."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}-{machine['date']}.json"
+    if key and path.exists():
+        before = json.loads(path.read_text())["rows"]
+        measured = {tuple(row[field] for field in key) for row in rows}
+        rows = [row for row in before if tuple(row[field] for field in key) not in measured] + rows
     path.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
-    print(f"saved {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")

@@ -17,14 +17,18 @@ import vitral
 
 def walk(model: vitral.ViT, image: Tensor) -> Iterator[tuple[str, str, Tensor]]:
     """What happens, how the paper writes it, and what comes out."""
+    original = image
     yield "an image", "x", image
-    cut = model.patches.cut(image if model.patches.stem is None else model.patches.stem(image))
+    if model.patches.stem is not None:
+        image = model.patches.stem(image)
+        yield "a ResNet goes first", "feature map", image
+    cut = model.patches.cut(image)
     yield "cut into flat patches", "x_p", cut
     tokens = model.patches.project(cut)
     yield "each mapped to a token", "x_p E", tokens
     tokens = model.prepend_extras(tokens)
     yield "the class token goes first", "[x_class; x_p E]", tokens
-    tokens, packing = model.embed(image)
+    tokens, packing = model.embed(original)
     yield "positions are added", "z_0 = [x_class; x_p E] + E_pos", tokens
     norm1, attention, norm2, mlp = (model.blocks[0].get_submodule(n) for n in ("norm1", "attention", "norm2", "mlp"))
     attended = tokens + attention(norm1(tokens), packing)
@@ -50,14 +54,17 @@ def main(name: str = "vit-pico7") -> None:
         steps = list(walk(model, image))
         for step, formula, result in steps:
             table.add_row(step, Text(formula), " x ".join(map(str, result.shape)))
-        if not torch.allclose(steps[-1][2], model(image), atol=1e-5):
+        if not torch.allclose(steps[-2][2], model.features(image).pooled, atol=1e-5):
             sys.exit("the walk and the model disagree")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     console = Console()
-    console.print(f"An image walks through {name}, a Vision Transformer of {parameters:,} parameters\n", style="bold")
+    console.print(f"An image walks through {name} with 10 classes, {parameters:,} parameters\n", style="bold")
     console.print(table)
     console.print()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except vitral.VitralError as error:
+        sys.exit(str(error))

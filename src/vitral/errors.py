@@ -36,5 +36,5 @@ class DataError(VitralError):
 def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
     """The hint for a mistyped word, or None when nothing is near."""
     by_lower = {choice.lower(): choice for choice in choices}
-    near = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
+    near = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return f"Did you mean {by_lower[near[0]]!r}?" if near else None

@@ -1,9 +1,11 @@
 """The commands as a person types them, in a process of their own."""
 
 import json
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +57,14 @@ def test_models_at_another_size() -> None:
     assert row["forward_flops"] == pytest.approx(111e9, rel=0.01)
 
 
+def test_models_whose_patch_does_not_divide_a_size_are_left_out_and_counted() -> None:
+    done = vitral("models", "--image-size", "384x256")
+    assert done.returncode == 0
+    assert "vit-b16 " in done.stdout
+    assert "vit-h14" not in done.stdout
+    assert "models are left out: their patch does not divide this size." in done.stdout.replace("\n", " ")
+
+
 def test_models_at_a_size_that_does_not_fit() -> None:
     done = vitral("models", "vit-b16", "--image-size", "225")
     assert done.returncode == 2
@@ -78,9 +88,12 @@ def test_doctor() -> None:
         (["model"], 'Did you mean "models"?'),
         (["models", "--fromat", "json"], "Did you mean --format?"),
         (["models", "--format", "jsn"], "json"),
-        (["models", "vit-b17x"], "No model matches 'vit-b17x'. Did you mean 'vit-b16'?"),
-        (["models", "--image-size", "many"], 'unable to convert "many" into int'),
-        (["doctor", "extra"], "extra"),
+        (["models", "vit-b1x"], "No model matches 'vit-b1x'. Did you mean 'vit-b16'?"),
+        (["models", "--image-size", "many"], "--image-size 'many' must be a whole number of pixels or HEIGHTxWIDTH"),
+        (["models", "--image-size=-5"], "--image-size '-5' must be"),
+        (["models", "vit-b", "vit-s"], "No model has all of 'vit-b' 'vit-s'"),
+        (["doctor", "extra"], "These words are not expected: extra. See `vitral doctor --help`."),
+        (["models", "--image-size", "1" * 5000], "must be a whole number of pixels"),
     ],
 )
 def test_what_is_mistyped_gets_one_sentence_and_exit_code_2(words: list[str], sentence: str) -> None:
@@ -89,6 +102,31 @@ def test_what_is_mistyped_gets_one_sentence_and_exit_code_2(words: list[str], se
     assert sentence in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+@pytest.mark.parametrize("words", ["--help", "models", "models --format json", "doctor"])
+def test_a_closed_pipe_is_no_error(words: str) -> None:
+    command = f"set -o pipefail; '{sys.executable}' -m vitral {words} | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
+@pytest.mark.parametrize("words", ["models", "models --format json", "doctor"])
+def test_a_full_disk_gets_one_sentence(words: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "vitral", *words.split()]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.strip() == "vitral: The result could not be written: No space left on device."
+
+
+def test_a_narrow_terminal_loses_no_numbers() -> None:
+    for columns in ("0", "20"):
+        environment = {**os.environ, "COLUMNS": columns}
+        command = [sys.executable, "-m", "vitral", "models", "b16"]
+        assert "35.1 G" in subprocess.run(command, capture_output=True, text=True, env=environment).stdout
 
 
 def test_a_traceback_only_with_debug() -> None:

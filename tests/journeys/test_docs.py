@@ -1,6 +1,7 @@
 """Every code block of the documentation runs: Python in one piece a page, commands one by one."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -62,3 +63,16 @@ def test_links_to_files_lead_somewhere() -> None:
 def test_examples(example: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-W", "error", example], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_newest_results() -> None:
+    from benchmarks.table import forward_table, mixed_table
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert forward_table() in readme
+    assert mixed_table() in readme
+
+
+def test_the_page_of_fields_is_that_of_the_source() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "fields.py"))["make_page"]()
+    assert (ROOT / "docs" / "config.md").read_text(encoding="utf-8") == made, "run: python docs/fields.py"

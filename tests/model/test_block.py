@@ -82,6 +82,7 @@ def test_attention_dropout_is_the_same_kind_of_noise_while_recording() -> None:
 def test_stochastic_depth_drops_whole_images_and_keeps_the_mean() -> None:
     model = small_model(drop_path=0.4, depth=3).train()
     branch = model.blocks[2].after_mlp
+    assert small_model(drop_path=0.4, depth=1).blocks[0].after_mlp.drop_path == 0.4
     assert [block.after_mlp.drop_path for block in model.blocks] == pytest.approx([0, 0.2, 0.4])
     images = torch.randn(500, 3, 16, 16)
     _, packing = model.embed(images)

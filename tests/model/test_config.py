@@ -3,6 +3,7 @@
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.conftest import small_config
@@ -13,6 +14,7 @@ from vitral import ConfigError, ConvStem, DataError, ResNetStem
     ("fields", "message"),
     [
         (dict(heads=5), "heads=5 does not divide width=48. Use heads=6."),
+        (dict(width=53, heads=7), "Use a number of heads that divides 53"),
         (dict(pool="token", class_token=False), "pool='token' needs the class token that class_token=False"),
         (dict(position="relative", position_at="every-layer"), "position='relative'.*position_at='every-layer'"),
         (dict(position="none", position_at="every-layer-shared"), "position='none'.*position_at='every-layer-shared'"),
@@ -21,7 +23,7 @@ from vitral import ConfigError, ConvStem, DataError, ResNetStem
         (dict(position="learned-2d", width=45, heads=3), "position='learned-2d'.*width=45"),
         (dict(pool="none", norm_after_pool=True), "norm_after_pool=True.*pool='none'"),
         (dict(num_classes=0, head_bias=-10.0), "num_classes=0.*head_bias=-10"),
-        (dict(image_size=18), "image_size=18, patch_size=4.*Resize, crop or pad the image to 16 x 16"),
+        (dict(image_size=18), "image_size=18, patch_size=4.*Resize, crop or pad the image to 20 x 20"),
         (dict(image_size=(16, 0)), "image_size="),
         (dict(image_size="big"), "image_size='big' must be a whole number"),
         (dict(patch_size=(4, 4, 4)), "patch_size="),
@@ -38,7 +40,7 @@ from vitral import ConfigError, ConvStem, DataError, ResNetStem
         (dict(representation=0), "representation=0"),
         (dict(dropout=1.0), "dropout=1.0 must be at least 0 and below 1"),
         (dict(drop_path=-0.1), "drop_path=-0.1"),
-        (dict(norm_eps=0.0), "norm_eps=0.0"),
+        (dict(norm_eps=0.0), "norm_eps=0.0 must be above 0"),
         (dict(pool="men"), "pool='men' must be one of token, mean, map, none. Did you mean 'mean'"),
         (dict(position="sincos"), "Did you mean 'sincos-2d'"),
         (dict(activation="swish"), "activation='swish' must be one of gelu-tanh, gelu, relu"),
@@ -101,6 +103,13 @@ def test_lists_as_they_come_from_files_are_taken() -> None:
     config = small_config(image_size=[16, 32], position_grid=[2, 2], stem=None)
     assert config.image_size == (16, 32)
     assert config.table_grid == (2, 2)
+
+
+def test_numpys_numbers_become_pythons() -> None:
+    config = small_config(width=np.int64(96), dropout=np.float32(0.5), image_size=(np.int32(16), 32))
+    assert (config.width, config.dropout, config.image_size) == (96, 0.5, (16, 32))
+    assert type(config.width) is int
+    assert type(config.image_size[0]) is int
 
 
 def test_a_config_is_frozen() -> None:

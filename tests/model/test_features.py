@@ -36,7 +36,8 @@ def test_intermediate_layers() -> None:
     model = small_model(depth=3)
     features = model.features(torch.randn(2, 3, 16, 16), layers=[0, -1])
     assert list(features.layers) == [0, 2]
-    last = features.layers[2]
+    last = features.layers[-1]
+    assert last is features.layers[2]
     assert torch.equal(model.norm(last.patches), features.patches)
     assert not torch.equal(features.layers[0].patches, last.patches)
 
@@ -50,6 +51,13 @@ def test_a_list_of_images_gives_a_list_of_features() -> None:
         for name in ("cls", "registers", "patches", "pooled"):
             torch.testing.assert_close(getattr(packed, name), getattr(alone, name), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(packed.layers[0].patches, alone.layers[0].patches, atol=1e-5, rtol=1e-5)
+
+
+def test_printed_are_shapes() -> None:
+    model = small_model()
+    features = model.features(torch.randn(2, 3, 16, 16), layers=0)
+    assert repr(features).startswith("Features(cls=(2, 48), registers=(2, 0, 48), patches=(2, 16, 48), grid=(4, 4),")
+    assert "layers=ByLayer({0: Tokens(cls=(2, 48)" in repr(features)
 
 
 def test_a_layer_that_is_not_there() -> None:

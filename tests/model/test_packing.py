@@ -103,20 +103,22 @@ def test_an_answer_does_not_depend_on_its_batch() -> None:
     ("images", "message"),
     [
         (torch.zeros(3, 16, 16), r"shape \(batch, channels, height, width\).*image\[None\]"),
-        (torch.zeros(1, 1, 16, 16), "channels=3.*1 channels.*channels=1"),
+        (torch.zeros(1, 1, 16, 16), "channels=3.*have 1.*channels=1"),
         (torch.zeros(1, 3, 17, 16), "17 x 16 pixels.*Resize, crop or pad the image to 16 x 16.*patch_size"),
         (torch.zeros(1, 3, 2, 16), "2 x 16 pixels.*to 4 x 16"),
         (torch.zeros(1, 3, 16, 16, dtype=torch.uint8), "floating-point.*uint8"),
         (torch.zeros(1, 16, 16, 3), r"Channels seem to come last: use images.movedim\(-1, 1\)"),
         (torch.zeros(1, 1, 3, 16, 16), r"this is \(1, 1, 3, 16, 16\)\.$"),
+        (torch.zeros(1, 3, 16, 16, dtype=torch.float64), "float64 and the model is torch.float32. Convert one of them"),
+        (torch.zeros(1, 3, 16, 16, device="meta"), "images are on meta and the model is on cpu. Move one of them"),
         ([], "an empty list"),
         ([torch.zeros(1, 3, 16, 16)], r"\(channels, height, width\)"),
-        ([torch.zeros(3, 16, 16), torch.zeros(3, 16, 16).half()], "one dtype.*float32 and torch.float16"),
-        ([torch.zeros(3, 16, 16), torch.zeros(3, 16, 18)], "16 x 18 pixels"),
-        ([torch.zeros(3, 16, 16), torch.zeros(1, 16, 16)], "1 channels"),
+        ([torch.zeros(3, 16, 16), torch.zeros(3, 16, 16).half()], "Number 1 of the list: The images are torch.float16"),
+        ([torch.zeros(3, 16, 16), torch.zeros(3, 16, 18)], "Number 1 of the list: An image of 16 x 18 pixels"),
+        ([torch.zeros(3, 16, 16), torch.zeros(1, 16, 16)], "have 1\\."),
         ([torch.zeros(3, 16, 16), torch.zeros(3, 16, 16, dtype=torch.uint8)], "uint8"),
     ],
 )
 def test_unusable_images(images: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        arrange(images, small_config())
+        arrange(images, small_config(), torch.zeros(1))

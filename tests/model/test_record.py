@@ -1,5 +1,8 @@
 """Attention can be looked at while the fast kernels stay on."""
 
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -88,10 +91,10 @@ def test_nothing_stays_behind() -> None:
     assert not maps
     with vitral.record_attention(model) as maps:
         model(torch.randn(1, 3, 16, 16))
-    assert all(block.attention.record is None for block in model.blocks)
+    assert not any(block.attention.recorders for block in model.blocks)
     before = dict(maps)
     model(torch.randn(1, 3, 16, 16))
-    assert maps == before
+    assert all(maps[layer] is weights for layer, weights in before.items())
 
 
 def test_contexts_nest() -> None:
@@ -99,10 +102,54 @@ def test_contexts_nest() -> None:
     with vitral.record_attention(model, layers=[0]) as outer:
         with vitral.record_attention(model, layers=[0]) as inner:
             model(torch.randn(1, 3, 16, 16))
-        assert 0 in inner
-        assert 0 not in outer
+        assert torch.equal(inner[0], outer[0])  # both are inside
         model(torch.randn(1, 3, 16, 16))
-    assert 0 in outer
+    assert not torch.equal(inner[0], outer[0])
+    assert not model.blocks[0].attention.recorders
+
+
+def test_contexts_may_end_in_any_order() -> None:
+    model = small_model()
+    first, second = vitral.record_attention(model), vitral.record_attention(model)
+    first.__enter__()
+    maps = second.__enter__()
+    first.__exit__(None, None, None)
+    model(torch.randn(1, 3, 16, 16))
+    assert 0 in maps
+    second.__exit__(None, None, None)
+    assert not any(block.attention.recorders for block in model.blocks)
+
+
+def test_each_thread_sees_its_own() -> None:
+    model = small_model()
+    images = [torch.randn(1, 3, 16, 16) for _ in range(8)]
+    start = Barrier(4)
+
+    def look(image: torch.Tensor) -> torch.Tensor:
+        start.wait()
+        with torch.no_grad(), vitral.record_attention(model, layers=0) as maps:
+            for _ in range(5):
+                model(image)
+        return maps[0]
+
+    with ThreadPoolExecutor(4) as pool:
+        seen = list(pool.map(look, images))
+    for image, weights in zip(images, seen, strict=True):
+        with torch.no_grad(), vitral.record_attention(model, layers=0) as alone:
+            model(image)
+        torch.testing.assert_close(weights, alone[0], atol=1e-5, rtol=1e-5)
+    assert not any(block.attention.recorders for block in model.blocks)
+
+
+def test_a_copy_is_not_watched() -> None:
+    model = small_model()
+    with vitral.record_attention(model) as maps:
+        model(torch.randn(1, 3, 16, 16))
+        twin = copy.deepcopy(model)
+        before = maps[0]
+        twin(torch.randn(1, 3, 16, 16))
+    assert maps[0] is before
+    assert not twin.blocks[0].attention.recorders
 
 
 def test_what_was_not_recorded_is_said() -> None:
@@ -112,7 +159,7 @@ def test_what_was_not_recorded_is_said() -> None:
             maps[1]
         model(torch.randn(1, 3, 16, 16))
         assert maps[-1] is maps[1]
-        with pytest.raises(KeyError, match=r"layer 0 was recorded: there is \[1\]"):
+        with pytest.raises(KeyError, match=r"layer 0 was not asked for.*there is \[1\]"):
             maps[0]
 
 
@@ -151,6 +198,11 @@ def test_recording_under_gradient_checkpointing() -> None:
     assert maps.get(1) is None
     gradient = torch.autograd.grad(logits.sum(), model.class_token)[0]  # outside the context
     torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-5)
+    logits = model(images)  # outside, and back inside
+    with vitral.record_attention(model) as maps:
+        gradient = torch.autograd.grad(logits.sum(), model.class_token)[0]
+    torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-5)
+    assert not maps
 
 
 def test_large_queries_and_keys_do_not_overflow_in_half_precision() -> None:

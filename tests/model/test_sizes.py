@@ -97,7 +97,6 @@ def test_all_spellings_of_the_paper(spelling: str, name: str) -> None:
     ("wrong", "suggestion"),
     [
         ("vit_base_patch16_224", "vit-b16"),
-        ("vit-b17", "vit-b16"),
         ("vti-b16", "vit-b16"),
         ("resnet50-vit-b16", "r50-vit-b16"),
         ("vit-nan4", "vit-nano4"),
@@ -106,6 +105,13 @@ def test_all_spellings_of_the_paper(spelling: str, name: str) -> None:
 def test_an_unknown_name_suggests_the_nearest(wrong: str, suggestion: str) -> None:
     with pytest.raises(vitral.ConfigError, match=f"Did you mean '{suggestion}'"):
         canonical_name(wrong)
+
+
+def test_a_known_size_with_another_patch_says_how_to_get_it() -> None:
+    message = r"Named are vit-l14, vit-l16, vit-l32; for another patch, create\('vit-l32', patch_size=7\)"
+    with pytest.raises(vitral.ConfigError, match=message):
+        canonical_name("ViT-L/7")
+    assert vitral.create("vit-nano4", patch_size=2).config.table_grid == (16, 16)
 
 
 @pytest.mark.parametrize("wrong", ["", "???", "1" * 500, "vit\n"])

@@ -3,11 +3,12 @@
 Exit codes: 0 done, 1 failed, 2 wrong use or unusable input, 130 interrupted.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
 from cyclopts import App
-from cyclopts.exceptions import CycloptsError
+from cyclopts.exceptions import CycloptsError, UnusedCliTokensError
 
 from vitral import __version__
 from vitral.errors import VitralError
@@ -32,16 +33,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _leave(2, _one_sentence(error), debug, error)
     except VitralError as error:
         _leave(error.exit_code, str(error), debug, error)
-    except BrokenPipeError:  # somebody closed the pipe, as head does
-        sys.stderr.close()
-        sys.exit(0)
     except KeyboardInterrupt:
         _leave(130, "interrupted", debug=False, error=None)
+    except BrokenPipeError:  # somebody closed the pipe, as head does
+        _let_go_of_the_pipe()
+    except SystemExit as leaving:
+        if isinstance(leaving.__context__, BrokenPipeError):  # rich turns it into this
+            _let_go_of_the_pipe()
+        raise
+    except OSError as error:
+        _leave(1, f"The result could not be written: {error.strerror}.", debug, error)
+
+
+def _let_go_of_the_pipe() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing is flushed into it at the end
+    sys.exit(0)
 
 
 def _one_sentence(error: CycloptsError) -> str:
     """cyclopts' message, without its line breaks and with a way on."""
     message = " ".join(str(error).split())
+    if isinstance(error, UnusedCliTokensError):
+        message = f"These words are not expected: {' '.join(error.unused_tokens or ())}."
     command = " ".join(["vitral", *(error.command_chain or ())])
     return f"{message} See `{command} --help`."
 
@@ -49,5 +62,6 @@ def _one_sentence(error: CycloptsError) -> str:
 def _leave(code: int, message: str, debug: bool, error: Exception | None) -> None:
     if debug and error is not None:
         raise error
-    print(f"vitral: {message}", file=sys.stderr)
+    if sys.stderr is not None:
+        print(f"vitral: {message}", file=sys.stderr)
     sys.exit(code)

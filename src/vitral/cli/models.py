@@ -1,10 +1,11 @@
 """``vitral models``: the table of names, with what each costs."""
 
+import re
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitral.errors import ConfigError, did_you_mean
+from vitral.errors import ConfigError, DataError, did_you_mean
 from vitral.model.cost import count_cost
 from vitral.model.sizes import NAMES, canonical_name, named_config
 from vitral.show.console import Format, show_json, show_lines
@@ -13,7 +14,7 @@ from vitral.show.models import TRAINING_BATCH, ModelRow, models_table
 
 def models(
     *words: str,
-    image_size: Annotated[int | None, Parameter(help="Cost at this size, instead of each model's own.")] = None,
+    image_size: Annotated[str | None, Parameter(help="Cost at this size: 384, or 384x256 for height x width.")] = None,
     format: Annotated[Format, Parameter(help="human: a table; json: all numbers; quiet: names.")] = "human",
 ) -> None:
     """Names of models, with parameters, FLOPs and memory.
@@ -24,13 +25,16 @@ def models(
         Show only models that have all these words in their name or description, such as: hybrid, small, b16.
     """
     names = find_models(words)
-    rows = [model_row(name, image_size) for name in names]
+    size = None if image_size is None else parse_size(image_size)
+    rows = [row for row in (model_row(name, size) for name in names) if row is not None]
+    if not rows:
+        named_config(names[0]).grid(*(size or (0, 0)))  # says what is wrong with the size
     if format == "json":
         show_json([row.as_dict() for row in rows])
     elif format == "quiet":
-        show_lines(names)
+        show_lines(row.name for row in rows)
     else:
-        models_table(rows)
+        models_table(rows, left_out=len(names) - len(rows))
 
 
 def find_models(words: tuple[str, ...]) -> list[str]:
@@ -43,26 +47,50 @@ def find_models(words: tuple[str, ...]) -> list[str]:
     if not found:
         vocabulary = {word for name in NAMES for word in (name, *_description(name).split())}
         hint = next(filter(None, (did_you_mean(word, vocabulary) for word in words)), None)
-        raise ConfigError(f"No model matches {' '.join(words)!r}.", hint=hint or "`vitral models` lists them all.")
+        wanted = " ".join(map(repr, words))
+        raise ConfigError(
+            f"No model {'has all of' if len(words) > 1 else 'matches'} {wanted}.",
+            hint=hint or "`vitral models` lists them all.",
+        )
     return found
 
 
 def _description(name: str) -> str:
     if name.startswith("r"):
         return "hybrid"
-    return "small" if any(size in name for size in ("pico", "nano", "micro")) else "paper"
+    return "small" if any(size in name for size in ("pico", "nano", "micro")) else ""
 
 
-def model_row(name: str, image_size: int | None) -> ModelRow:
+def parse_size(words: str) -> tuple[int, int]:
+    """'384' or '384x256' -> (height, width)."""
+    sides = words.lower().split("x")
+    if len(sides) > 2 or not all(re.fullmatch("[1-9][0-9]{0,5}", side) for side in sides):
+        raise ConfigError(
+            f"--image-size {words!r} must be a whole number of pixels or HEIGHTxWIDTH.", hint="Such as 384."
+        )
+    return int(sides[0]), int(sides[-1])
+
+
+def model_row(name: str, image_size: tuple[int, int] | None) -> ModelRow | None:
+    """None where the patch does not divide the size."""
     config = named_config(name)
-    size = config.image_hw if image_size is None else (image_size, image_size)
-    cost = count_cost(config, size)
+    size = image_size or config.image_hw
+    try:
+        cost = count_cost(config, size)
+    except DataError:
+        return None
     return ModelRow(
         name=name,
+        width=config.width,
+        depth=config.depth,
+        heads=config.heads,
+        mlp_width=config.mlp_width,
+        patch_size=config.patch_hw,
         image_size=size,
         tokens=cost.tokens,
         parameters=cost.parameters,
         forward_flops=cost.forward_flops,
         inference_bytes=cost.inference_bytes,
+        training_batch=TRAINING_BATCH,
         training_bytes=cost.training_bytes(TRAINING_BATCH),
     )

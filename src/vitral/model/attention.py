@@ -4,6 +4,7 @@ Linear layers run on the packed sequence; the products of queries and keys stay 
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from vitral.model.initialise import Linear, xavier_uniform_each_
 from vitral.model.packing import Group, Packing, join
 from vitral.model.positions import RelativePositions
 
+Recorder = Callable[[list[Tensor], Packing], None]
 Heads = Float[Tensor, "B H _ E"]
 
 
@@ -29,16 +31,21 @@ class Attention(nn.Module):
         self.to_qkv = Linear(width, 3 * width, weight=xavier_uniform_each_(3))
         self.relative = RelativePositions(config) if config.position == "relative" else None
         self.to_out = Linear(width, width, weight=nn.init.xavier_uniform_)
-        self.record: Callable[[list[Tensor], Packing], None] | None = None  # set by record_attention
+        self.recorders: tuple[Recorder, ...] = ()  # those of record_attention
 
-    def forward(self, x: Float[Tensor, "B N D"], packing: Packing) -> Float[Tensor, "B N D"]:
+    def forward(self, x: Float[Tensor, "B N D"], packing: Packing, unseen: bool = False) -> Float[Tensor, "B N D"]:
+        """``unseen`` leaves the recorders out, for what is only computed again."""
         parts = list(zip(packing.split(self.to_qkv(x)), packing.groups, strict=True))
-        if self.record is None:
+        if unseen or not self.recorders:
             mixed = [self.mix(qkv, group) for qkv, group in parts]
         else:
             mixed, weights = zip(*[self.mix_and_show(qkv, group) for qkv, group in parts], strict=True)
-            self.record(list(weights), packing)
+            for record in self.recorders:
+                record(list(weights), packing)
         return self.to_out(join(mixed))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"recorders": ()}  # a copy is not watched
 
     def mix(self, qkv: Float[Tensor, "B N QKV"], group: Group) -> Float[Tensor, "B N D"]:
         q, k, v = self.split_heads(qkv)

@@ -29,8 +29,8 @@ class Block(nn.Module):
         self.mlp = MLP(config, dropout=config.dropout)
         self.after_mlp = Branch(config, index)
 
-    def forward(self, x: Float[Tensor, "B N D"], packing: Packing) -> Float[Tensor, "B N D"]:
-        x = x + self.after_attention(self.attention(self.norm1(x), packing), packing)
+    def forward(self, x: Float[Tensor, "B N D"], packing: Packing, unseen: bool = False) -> Float[Tensor, "B N D"]:
+        x = x + self.after_attention(self.attention(self.norm1(x), packing, unseen), packing)
         x = x + self.after_mlp(self.mlp(self.norm2(x)), packing)
         return x
 
@@ -56,12 +56,15 @@ class Branch(nn.Module):
         self.dropout = build_dropout(config.dropout)
         self.initial_scale = config.layer_scale
         self.scale = None if config.layer_scale is None else nn.Parameter(torch.empty(config.width))
-        self.drop_path = config.drop_path * index / max(1, config.blocks - 1)
+        self.drop_path = config.drop_path * (index / (config.blocks - 1) if config.blocks > 1 else 1)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         if self.scale is not None and self.initial_scale is not None:
             nn.init.constant_(self.scale, self.initial_scale)
+
+    def extra_repr(self) -> str:
+        return f"drop_path={self.drop_path:.3g}, layer_scale={self.initial_scale}"
 
     def forward(self, x: Float[Tensor, "B N D"], packing: Packing) -> Float[Tensor, "B N D"]:
         x = self.dropout(x)

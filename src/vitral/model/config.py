@@ -5,8 +5,8 @@ under a field is its documentation wherever the field appears.
 """
 
 from dataclasses import dataclass, fields
-from math import ceil, isfinite
-from typing import Literal, get_args
+from math import lcm
+from typing import Any, Literal, get_args
 
 from vitral.errors import ConfigError, DataError, did_you_mean
 
@@ -147,9 +147,8 @@ class ViTConfig:
     """Initial bias of the head (-10 for sigmoid losses over many classes)."""
 
     def __post_init__(self) -> None:
-        for name in ("patch_size", "image_size", "position_grid"):  # lists come from files
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+        for field in fields(self):
+            object.__setattr__(self, field.name, _plain(getattr(self, field.name)))
         self._check_choices()
         self._check_numbers()
         self._check_combinations()
@@ -216,14 +215,15 @@ class ViTConfig:
         (map_h, map_w), (patch_h, patch_w) = self.feature_map(height, width), self.patch_hw
         if map_h % patch_h == 0 and map_w % patch_w == 0 and map_h and map_w:
             return None
-        seen = f"an image of {height} x {width} pixels (height x width)"
+        seen = f"An image of {height} x {width} pixels (height x width)"
         if self.stem is not None:
             seen += f" gives a feature map of {map_h} x {map_w}, which"
         step = 1 if self.stem is None else 2**self.stem.halvings
+        if self.stem is not None and patch_h * patch_w > map_h * map_w // 4:  # a patch of the image was meant
+            return f"{seen} cannot be cut into patches of {patch_h} x {patch_w}. With a stem, use patch_size=1."
         fit = f"{_nearest_multiple(height, patch_h * step)} x {_nearest_multiple(width, patch_w * step)}"
         patch = _nearest_divisor(map_h, patch_h), _nearest_divisor(map_w, patch_w)
-        near = 2 * patch[0] >= patch_h and 2 * patch[1] >= patch_w  # much smaller ones would be too many
-        such = f", such as {patch[0] if patch[0] == patch[1] else patch}" if near else ""
+        such = f", such as {patch[0] if patch[0] == patch[1] else patch}" if None not in patch else ""
         return (
             f"{seen} cannot be cut into patches of {patch_h} x {patch_w}. Resize, crop or pad the image to {fit}, or "
             f"use a patch_size that divides it{such}."
@@ -245,7 +245,7 @@ class ViTConfig:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if not _is_whole(value, least) and not (name == "representation" and value is None):
-                raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}.")
+                raise ConfigError(f"{name}={value!r} must be a whole number of at least {least} (and below {_MOST}).")
         for name in ("patch_size", "image_size", "position_grid"):
             value = getattr(self, name)
             if name == "position_grid" and value is None:
@@ -261,14 +261,15 @@ class ViTConfig:
         for name in ("dropout", "attention_dropout", "drop_path"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be at least 0 and below 1.")
-        if self.norm_eps <= 0:
-            raise ConfigError(f"norm_eps={self.norm_eps!r} must be above 0.")
+        if self.norm_eps < 1e-30:
+            raise ConfigError(f"norm_eps={self.norm_eps!r} must be above 0 in float32: at least 1e-30.")
 
     def _check_combinations(self) -> None:
         """Each refusal names the two fields that do not go together and a way out."""
         if self.width % self.heads:
             near = _nearest_divisor(self.width, self.heads)
-            raise ConfigError(f"heads={self.heads} does not divide width={self.width}.", hint=f"Use heads={near}.")
+            hint = f"Use heads={near}." if near else f"Use a number of heads that divides {self.width}."
+            raise ConfigError(f"heads={self.heads} does not divide width={self.width}.", hint=hint)
         if self.pool == "token" and self.class_token is False:
             raise ConfigError(
                 "pool='token' needs the class token that class_token=False leaves out.",
@@ -293,12 +294,13 @@ class ViTConfig:
         if self.width % divisor:
             raise ConfigError(
                 f"position={self.position!r} needs a width that {divisor} divides, and width={self.width}.",
-                hint=f"Use width={_nearest_multiple(self.width, divisor)} or position='learned'.",
+                hint=f"Use width={_nearest_multiple(self.width, lcm(divisor, self.heads))} or position='learned'.",
             )
         if self.num_classes == 0 and self.head_bias:
             raise ConfigError(f"num_classes=0 leaves the head off, so head_bias={self.head_bias} has no meaning.")
 
 
+_MOST = 2**31
 _CHOICES: dict[str, object] = {
     "position": Position,
     "position_at": PositionAt,
@@ -314,6 +316,9 @@ _LEAST = {
 }
 
 
+_ALSO_CALLED = {"gap": "mean", "avg": "mean", "average": "mean", "cls": "token", "class": "token", "sin": "sincos-2d"}
+
+
 def check_field_names(names: dict[str, object]) -> None:
     """Refuses keywords that are no field of ViTConfig, with the nearest one."""
     known = [field.name for field in fields(ViTConfig)]
@@ -325,17 +330,24 @@ def check_field_names(names: dict[str, object]) -> None:
 
 def _check_choice(name: str, value: object, choices: object) -> None:
     allowed = get_args(choices)
-    if value not in allowed:
-        hint = did_you_mean(str(value), allowed)
+    if not isinstance(value, str) or value not in allowed:
+        hint = did_you_mean(_ALSO_CALLED.get(str(value), str(value)), allowed)
         raise ConfigError(f"{name}={value!r} must be one of {', '.join(allowed)}.", hint=hint)
 
 
 def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < _MOST
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -3.4e38 < value < 3.4e38
+
+
+def _plain(value: Any) -> Any:
+    """A tuple for a list, as files have it; Python's number for NumPy's."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    return value.item() if getattr(value, "shape", None) == () else value
 
 
 def _pair(size: Size) -> tuple[int, int]:
@@ -343,9 +355,12 @@ def _pair(size: Size) -> tuple[int, int]:
 
 
 def _nearest_multiple(size: int, of: int) -> int:
-    return max(1, ceil(size / of - 0.5)) * of
+    return max(1, (2 * size + of) // (2 * of)) * of
 
 
-def _nearest_divisor(size: int, near: int) -> int:
-    divisors = [d for d in range(1, size + 1) if size % d == 0] or [1]
-    return min(divisors, key=lambda d: (abs(d - near), -d))
+def _nearest_divisor(size: int, near: int) -> int | None:
+    """Among the numbers from half to twice as large; None when there is none, or too many to try."""
+    if near > 10_000:
+        return None
+    divisors = [d for d in range(max(1, -(-near // 2)), min(size, 2 * near) + 1) if size % d == 0]
+    return min(divisors, key=lambda d: (abs(d - near), -d), default=None)

@@ -1,17 +1,18 @@
 """Features: the tokens of images by their names, so that nobody slices by number."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
 from vitral.model.config import ViTConfig
+from vitral.model.layers import ByLayer
 from vitral.model.packing import Packing
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Tokens:
     """What one layer made of the images."""
 
@@ -24,18 +25,24 @@ class Tokens:
     grid: tuple[int, int]
     """(rows, columns) of patches."""
 
+    def __repr__(self) -> str:
+        """Shapes instead of numbers."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        shown = (f"{name}={tuple(v.shape) if isinstance(v, Tensor) else v!r}" for name, v in values.items())
+        return f"{type(self).__name__}({', '.join(shown)})"
+
     @property
     def maps(self) -> Float[Tensor, "B D rows columns"]:
         return self.patches.transpose(1, 2).unflatten(2, self.grid)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Features(Tokens):
     """The tokens as they go into the pooling (after the final norm, unless norm_after_pool), and what comes out."""
 
     pooled: Float[Tensor, "B D"] | Float[Tensor, "B N D"]
     """One vector an image, as the head (or its representation layer) sees it; all tokens with pool 'none'."""
-    layers: Mapping[int, Tokens] = field(default_factory=dict)
+    layers: ByLayer[Tokens]
     """The tokens behind each layer that was asked for, before the final norm."""
 
 
@@ -46,7 +53,8 @@ def name_features(
 
     def build(x: Tensor, kept: Mapping[int, Tensor], pooled: Tensor, grid: tuple[int, int]) -> Features:
         layers = {index: Tokens(**name_tokens(layer, grid, config)) for index, layer in kept.items()}
-        return Features(**name_tokens(x, grid, config), pooled=pooled, layers=layers)
+        by_layer = ByLayer(layers, depth=config.blocks)
+        return Features(**name_tokens(x, grid, config), pooled=pooled, layers=by_layer)
 
     if packing.order is None:
         return build(x, kept, pooled, packing.groups[0].grid)

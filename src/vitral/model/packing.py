@@ -48,7 +48,7 @@ class Packing(NamedTuple):
         if len(self.groups) == 1:
             return (x,)
         parts = x.split([group.images * group.tokens for group in self.groups], dim=1)
-        return [part.unflatten(1, (g.images, g.tokens))[0] for part, g in zip(parts, self.groups, strict=True)]
+        return [part.squeeze(0).unflatten(0, (g.images, g.tokens)) for part, g in zip(parts, self.groups, strict=True)]
 
     def in_order(self, parts: Sequence[Tensor]) -> Tensor:
         """One tensor a group, a row an image -> one tensor, rows in the order in which the images were given."""
@@ -78,42 +78,41 @@ def join(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.flatten(0, 1) for part in parts])[None]
 
 
-def arrange(images: Tensor | Sequence[Tensor], config: ViTConfig) -> tuple[list[Tensor], Packing]:
-    """A batch, or a list of images of any sizes -> stacks of one size, and where each image went."""
+def arrange(images: Tensor | Sequence[Tensor], config: ViTConfig, weight: Tensor) -> tuple[list[Tensor], Packing]:
+    """A batch, or a list of images of any sizes -> stacks of one size, and where each image went.
+
+    ``weight`` is a parameter that meets the images: they must be where it is, and as precise."""
     if isinstance(images, Tensor):
-        _check(images, config, axes=4)
+        _check(images, config, weight, axes=4)
         stacks, order = [images], None
     else:
-        stacks, order = _stack_by_size(images, config)
+        stacks, order = _stack_by_size(images, config, weight)
     groups = [
         Group(stack.shape[0], config.grid(stack.shape[2], stack.shape[3]), config.extra_tokens) for stack in stacks
     ]
     return stacks, Packing(tuple(groups), order)
 
 
-def _stack_by_size(images: Sequence[Tensor], config: ViTConfig) -> tuple[list[Tensor], tuple[int, ...]]:
+def _stack_by_size(images: Sequence[Tensor], config: ViTConfig, weight: Tensor) -> tuple[list[Tensor], tuple[int, ...]]:
     if not isinstance(images, list | tuple) or not images:
-        seen = "an empty list" if isinstance(images, list | tuple) else f"a {type(images).__name__}"
+        seen = "an empty list" if isinstance(images, list | tuple) else f"of type {type(images).__name__}"
         raise DataError(f"The model takes a tensor of images or a list of tensors, and this is {seen}.")
     by_size: dict[tuple[int, ...], list[int]] = {}
     for index, image in enumerate(images):
         if not isinstance(image, Tensor):
-            kind = type(image).__name__
-            raise DataError(
-                f"A list of images holds tensors, and number {index} is a {kind}.", hint="Convert it first."
-            )
-        _check(image, config, axes=3)
-        if image.dtype != images[0].dtype:
-            raise DataError(
-                f"Images of one list must have one dtype, and there are {images[0].dtype} and {image.dtype}."
-            )
+            raise DataError(f"Number {index} of the list is of type {type(image).__name__} instead of a tensor.")
+        try:
+            _check(image, config, weight, axes=3)
+            config.grid(image.shape[1], image.shape[2])
+        except DataError as error:
+            raise DataError(f"Number {index} of the list: {error}") from None
         by_size.setdefault(tuple(image.shape), []).append(index)
     stacks = [torch.stack([images[index] for index in group]) for group in by_size.values()]
     return stacks, tuple(index for group in by_size.values() for index in group)
 
 
-def _check(images: Tensor, config: ViTConfig, *, axes: int) -> None:
-    """Axes, channels and dtype, of a batch or of one image of a list."""
+def _check(images: Tensor, config: ViTConfig, weight: Tensor, *, axes: int) -> None:
+    """Axes, channels, dtype and device, of a batch or of one image of a list."""
     shape, wanted = tuple(images.shape), "(batch, channels, height, width)"
     if axes == 3:
         wanted = "(channels, height, width) in a list"
@@ -126,11 +125,21 @@ def _check(images: Tensor, config: ViTConfig, *, axes: int) -> None:
             hint = f"Channels seem to come last: use images.movedim(-1, {axes - 3})."
         raise DataError(
             f"The model was built for channels={config.channels}, and images of shape {shape}, read as {wanted}, have "
-            f"{shape[-3]} channels.",
+            f"{shape[-3]}.",
             hint=hint,
         )
     if not images.is_floating_point():
         raise DataError(
             f"The model takes normalised floating-point images, and these are {images.dtype}.",
             hint="Scale them first, such as images.float() / 127.5 - 1.",
+        )
+    if images.device != weight.device:
+        raise DataError(
+            f"The images are on {images.device} and the model is on {weight.device}.",
+            hint=f"Move one of them, such as images.to({str(weight.device)!r}).",
+        )
+    if images.dtype != weight.dtype and not torch.is_autocast_enabled(images.device.type):
+        raise DataError(
+            f"The images are {images.dtype} and the model is {weight.dtype}.",
+            hint=f"Convert one of them, such as images.to({weight.dtype}), or use torch.autocast.",
         )

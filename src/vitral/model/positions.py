@@ -23,20 +23,24 @@ Sizes = ParamSpec("Sizes")
 Constant = TypeVar("Constant")
 
 
-def _cached(build: Callable[Sizes, Constant]) -> Callable[Sizes, Constant]:
-    """Caches constants that depend on sizes alone, such as the 64 last grids.
+def _cached(entries: int) -> Callable[[Callable[Sizes, Constant]], Callable[Sizes, Constant]]:
+    """Caches constants that depend on sizes alone.
 
     A compiler, exporter or memory estimator that is watching gets a copy of its own: what it would put into the cache
     is no real tensor."""
-    stored = lru_cache(maxsize=64)(build)
 
-    def fetch(*sizes: Sizes.args, **named: Sizes.kwargs) -> Constant:
-        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
-            return build(*sizes, **named)
-        with torch.inference_mode(False):  # else a constant made while predicting could not be used in training
-            return stored(*sizes, **named)  # type: ignore[arg-type]
+    def wrap(build: Callable[Sizes, Constant]) -> Callable[Sizes, Constant]:
+        stored = lru_cache(maxsize=entries)(build)
 
-    return fetch
+        def fetch(*sizes: Sizes.args, **named: Sizes.kwargs) -> Constant:
+            if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+                return build(*sizes, **named)
+            with torch.inference_mode(False):  # else a constant made while predicting could not be used in training
+                return stored(*sizes, **named)  # type: ignore[arg-type]
+
+        return fetch
+
+    return wrap
 
 
 class Positions(nn.Module):
@@ -62,6 +66,9 @@ class Positions(nn.Module):
     def reset_parameters(self) -> None:
         for table in self.parameters(recurse=False):
             nn.init.normal_(table, std=0.02)
+
+    def extra_repr(self) -> str:
+        return f"{self.kind}, grid={self.grid}, resample={self.resample}"
 
     def forward(self, packing: Packing, like: Tensor) -> Float[Tensor, "N D"]:
         """A row for each token: of one image for a batch, of the whole sequence when packed. Dtype and device are
@@ -100,7 +107,7 @@ class Positions(nn.Module):
         return like.new_zeros(int(self.has_class_token), self.width)
 
 
-@_cached
+@_cached(entries=64)
 def sincos_rows(rows: int, columns: int, width: int, device: torch.device) -> Float[Tensor, "patches D"]:
     """The fixed waves of big_vision: a quarter of the width each for sin x, cos x, sin y, cos y."""
     quarter = torch.arange(width // 4, dtype=torch.float32, device="cpu")
@@ -121,7 +128,7 @@ def resample_rows(
     return moved.flatten(0, 1).to(table.dtype)
 
 
-@_cached
+@_cached(entries=64)
 def _interpolation(size: int, to: int, method: Resample, device: torch.device) -> Float[Tensor, "to size"]:
     """The matrix that interpolates along one side: what F.interpolate makes of each unit vector.
 
@@ -175,7 +182,7 @@ class RelativePositions(nn.Module):
         return logits.gather(-1, which.expand(*logits.shape[:2], -1, -1))
 
 
-@_cached
+@_cached(entries=2)  # it grows with the square of the patches
 def _row_of_each_pair(grid: Grid, extras: int, one_dimensional: bool, device: torch.device) -> Tensor:
     """(N, N): the row of the relative table for each query and key, extras ahead of the patches."""
     rows, columns = grid
@@ -193,7 +200,7 @@ def _row_of_each_pair(grid: Grid, extras: int, one_dimensional: bool, device: to
     return table.to(device)
 
 
-@_cached
+@_cached(entries=64)
 def _offset_corners(trained: Grid, grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
     """For each two-dimensional offset of a grid: its four nearest offsets of the trained grid, and their weights."""
     low, high, part = [], [], []

@@ -4,36 +4,31 @@ The context manager hangs a recorder on the attention of those layers and takes 
 is kept and nothing is slower.
 """
 
-from collections import UserDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
 
+import torch
 from torch import Tensor, nn
 
 from vitral.errors import ConfigError
 from vitral.model.attention import Attention
+from vitral.model.layers import ByLayer, chosen_layers
 from vitral.model.packing import Packing
 
 
-class AttentionMaps(UserDict[int, Tensor | list[Tensor]]):
-    """Layer -> attention weights of the last forward pass: (B, heads, N, N), or a list of such for a list of images.
-    Negative layers count from the end."""
+class AttentionMaps(ByLayer[Tensor | list[Tensor]]):
+    """Layer -> attention weights of the last forward pass: (B, heads, N, N), or a list of such for a list of images."""
 
     def __init__(self, depth: int):
-        super().__init__()
-        self.depth = depth
-
-    def __getitem__(self, layer: int) -> Tensor | list[Tensor]:
-        if layer not in self:
-            raise KeyError(f"no attention of layer {layer} was recorded: there is {sorted(self) or 'nothing yet'}")
-        return self.data[layer % self.depth]
-
-    def __contains__(self, layer: object) -> bool:
-        return isinstance(layer, int) and -self.depth <= layer < self.depth and layer % self.depth in self.data
+        super().__init__({}, depth=depth)
+        self.thread = get_ident()
 
     def keep(self, layer: int, weights: list[Tensor], packing: Packing) -> None:
-        self[layer] = weights[0] if packing.order is None else packing.per_image(weights)
+        # A model may serve several threads; each sees its own.
+        if torch.compiler.is_compiling() or get_ident() == self.thread:
+            self.values_by_layer[layer] = weights[0] if packing.order is None else packing.per_image(weights)
 
 
 @contextmanager
@@ -43,25 +38,20 @@ def record_attention(model: nn.Module, layers: int | Iterable[int] | None = None
     ``maps[layer]`` is (B, heads, N, N), rows are queries; for a list of images it is a list of (1, heads, N, N), in
     their order. Axial layers fill in zeros where they do not look. Each forward pass replaces what the one before left.
     """
-    modules = [module for module in model.modules() if isinstance(module, Attention)]
+    modules = [module for module in model.modules() if isinstance(module, Attention)] if _is_module(model) else []
     if not modules:
         raise ConfigError(f"A {type(model).__name__} has no attention to record.")
-    chosen = range(len(modules)) if layers is None else chosen_layers(layers, len(modules))
-    maps = AttentionMaps(len(modules))
-    before = {layer: modules[layer].record for layer in chosen}
+    chosen = list(range(len(modules))) if layers is None else chosen_layers(layers, len(modules))
+    maps = AttentionMaps(depth=len(modules))
+    hung = {layer: partial(maps.keep, layer) for layer in chosen}
     try:
-        for layer in chosen:
-            modules[layer].record = partial(maps.keep, layer)
+        for layer, recorder in hung.items():
+            modules[layer].recorders += (recorder,)
         yield maps
     finally:
-        for layer, record in before.items():
-            modules[layer].record = record
+        for layer, recorder in hung.items():
+            modules[layer].recorders = tuple(other for other in modules[layer].recorders if other is not recorder)
 
 
-def chosen_layers(layers: int | Iterable[int], depth: int) -> list[int]:
-    """Layer numbers, counted from the end when negative -> from 0; ConfigError for what is not there."""
-    chosen = [layers] if isinstance(layers, int) else list(layers)
-    for layer in chosen:
-        if not isinstance(layer, int) or not -depth <= layer < depth:
-            raise ConfigError(f"layers={chosen}: there is no layer {layer!r}; this model has 0 to {depth - 1}.")
-    return [layer % depth for layer in chosen]
+def _is_module(model: object) -> bool:
+    return isinstance(model, nn.Module)

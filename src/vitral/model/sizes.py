@@ -72,22 +72,35 @@ _SPELLING = re.compile(
 def canonical_name(name: str) -> str:
     """``ViT-B/16``, ``ViT-B_16``, ``vit_base_patch16``, ``B/16`` -> ``vit-b16``; ConfigError for what is not known."""
     if not isinstance(name, str):
-        raise ConfigError(
-            f"A model is named by a word, and this is a {type(name).__name__}.", hint="ViT(config) builds one."
-        )
-    near = name
-    if match := _SPELLING.match(name.strip()):
-        size = match["size"]
-        size = _WORDS.get(size.lower(), size if size in ("g", "G") else size.lower())  # g and G are two models
-        resnet = f"{match['resnet'].lower()}-" if match["resnet"] else ""
-        found = f"{resnet}vit-{size}{match['patch']}"
-        if found in NAMES and match.end() == len(name.strip()):
-            return found
-        near = found if found in NAMES or match.end() == len(name.strip()) else name
+        seen = type(name).__name__
+        raise ConfigError(f"A model is named by a word, and this is of type {seen}.", hint="ViT(config) builds one.")
+    words = name.strip()
+    match = _SPELLING.match(words)
+    found = _spell(match) if match else words
+    if match and match.end() == len(words) and found in NAMES:
+        return found
+    hints = _other_patches(match) if match and match.end() == len(words) else None
+    hints = hints or did_you_mean(found, NAMES) or did_you_mean(words, NAMES)
     raise ConfigError(
-        f"There is no model named {name!r}.",
-        hint=" ".join(filter(None, (did_you_mean(near, NAMES), "`vitral models` lists them all."))),
+        f"There is no model named {name!r}.", hint=" ".join(filter(None, (hints, "`vitral models` lists them all.")))
     )
+
+
+def _spell(match: re.Match[str]) -> str:
+    size = match["size"]
+    size = _WORDS.get(size.lower(), size if size in ("g", "G") else size.lower())  # g and G are two models
+    resnet = f"{match['resnet'].lower()}-" if match["resnet"] else ""
+    return f"{resnet}vit-{size}{match['patch']}"
+
+
+def _other_patches(match: re.Match[str]) -> str | None:
+    """For a known size with another patch: those that have a name, and how to get this one."""
+    size = _spell(match).removesuffix(match["patch"])
+    named = [name for name in NAMES if name.rstrip("0123456789") == size]
+    patch = int(match["patch"][:6])
+    if not named or match["resnet"] or not patch or NAMES[named[-1]].get("image_size", 224) % patch:
+        return None
+    return f"Named are {', '.join(named)}; for another patch, create({named[-1]!r}, patch_size={match['patch']})."
 
 
 def named_config(name: str, **overrides: Any) -> ViTConfig:

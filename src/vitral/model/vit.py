@@ -8,6 +8,7 @@ Letters in shapes: B images, C channels, H and W pixels, N tokens, D width, K cl
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from typing import Any, overload
 
 import torch
@@ -15,15 +16,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vitral.errors import ConfigError
 from vitral.model.block import ACTIVATIONS, Block, build_dropout
 from vitral.model.config import ViTConfig
 from vitral.model.features import Features, name_features
 from vitral.model.initialise import Linear, constant_, lecun_normal_
+from vitral.model.layers import chosen_layers
 from vitral.model.packing import Packing, arrange, join
 from vitral.model.patches import Patches
 from vitral.model.pool import build_pool
 from vitral.model.positions import Positions
-from vitral.model.record import chosen_layers
 from vitral.model.sizes import named_config
 
 Images = Float[Tensor, "B C H W"] | Sequence[Float[Tensor, "C _ _"]]
@@ -34,6 +36,8 @@ class ViT(nn.Module):
     """A Vision Transformer, as its ViTConfig describes it."""
 
     def __init__(self, config: ViTConfig):
+        if not isinstance(config, ViTConfig):
+            raise ConfigError(f"ViT takes a ViTConfig, and this is {config!r}.", hint="A name goes to vitral.create.")
         super().__init__()
         self.config = config
         self.gradient_checkpointing = False  # True: keep only what enters each block, compute the rest again backwards
@@ -69,7 +73,7 @@ class ViT(nn.Module):
 
     def embed(self, images: Images) -> tuple[Sequences, Packing]:
         """Equation 1: z_0 = [x_class; x_p E] + E_pos."""
-        stacks, packing = arrange(images, self.config)
+        stacks, packing = arrange(images, self.config, weight=self.patches.project.weight)
         x = join([self.prepend_extras(self.patches(stack)) for stack in stacks])
         return self.dropout(self.add_positions(x, packing, block=0)), packing
 
@@ -81,13 +85,18 @@ class ViT(nn.Module):
         for index, block in enumerate(self.blocks):
             if index > 0 and self.config.position_at != "stem":  # the first has had them from embed
                 x = self.add_positions(x, packing, block=index)
-            if self.gradient_checkpointing and torch.is_grad_enabled() and not block.get_submodule("attention").record:
-                x = checkpoint(block, x, packing, use_reentrant=False)
-            else:
-                x = block(x, packing)
+            x = self.recompute(block, x, packing) if self.recomputes(block) else block(x, packing)
             if index in layers:
                 kept[index] = x
         return x if self.config.norm_after_pool else self.norm(x), kept
+
+    def recomputes(self, block: nn.Module) -> bool:
+        """Whether a block's insides are forgotten and computed again on the way back; not while they are recorded."""
+        wanted = self.gradient_checkpointing and torch.is_grad_enabled()
+        return wanted and not block.get_submodule("attention").recorders
+
+    def recompute(self, block: nn.Module, x: Sequences, packing: Packing) -> Sequences:
+        return checkpoint(partial(block, unseen=True), x, packing, use_reentrant=False)
 
     def pool_tokens(self, x: Sequences, packing: Packing) -> Tensor:
         """Equation 4: one vector an image. The final norm comes here for heads that pool first."""

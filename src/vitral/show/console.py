@@ -3,9 +3,20 @@
 import json
 import sys
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Format = Literal["human", "json", "quiet"]
+
+
+def human_console() -> "Console":
+    """A console that is never so narrow that numbers are cut off: lines then wrap, which can still be read."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.width >= 76 else Console(width=76)
 
 
 def show_json(result: Any) -> None:

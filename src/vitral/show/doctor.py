@@ -2,12 +2,13 @@
 
 from typing import Any
 
+from vitral.show.console import human_console
+
 
 def show_findings(findings: dict[str, Any], *, problems_only: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = human_console()
     if not problems_only:
         table = Table(box=None, show_header=False, pad_edge=False)
         for name, found in findings.items():

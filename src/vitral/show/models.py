@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vitral.show.console import in_bytes, in_units
+from vitral.show.console import human_console, in_bytes, in_units
 
 TRAINING_BATCH = 32
 
@@ -13,25 +13,30 @@ class ModelRow:
     """One model and its cost; memory for float32, training with Adam on a batch of 32."""
 
     name: str
+    width: int
+    depth: int
+    heads: int
+    mlp_width: int
+    patch_size: tuple[int, int]
     image_size: tuple[int, int]
     tokens: int
     parameters: int
     forward_flops: int
     inference_bytes: int
+    training_batch: int
     training_bytes: int
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def models_table(rows: list[ModelRow]) -> None:
-    from rich.console import Console
+def models_table(rows: list[ModelRow], left_out: int = 0) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("model", no_wrap=True)
-    for title in ("image", "tokens", "parameters", "FLOPs", "memory, predict 1", f"memory, train {TRAINING_BATCH}"):
-        table.add_column(title, justify="right")
+    for title in ("image", "tokens", "parameters", "FLOPs", "predict", "train"):
+        table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.name,
@@ -42,9 +47,13 @@ def models_table(rows: list[ModelRow]) -> None:
             in_bytes(row.inference_bytes),
             in_bytes(row.training_bytes),
         )
-    console = Console()
+    console = human_console()
     console.print(table)
+    console.print()
     console.print(
-        "FLOPs: one forward pass of one image, 2 for each multiply and add. Memory: float32; training with Adam.",
+        "FLOPs: one forward pass of one image, 2 for each multiply-add (papers often count 1). predict: memory for one "
+        f"image. train: memory for a batch of {TRAINING_BATCH} with Adam. Both in float32.",
         style="dim",
     )
+    if left_out:
+        console.print(f"{left_out} models are left out: their patch does not divide this size.", style="dim")

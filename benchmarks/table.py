@@ -1,0 +1,53 @@
+"""The tables of the README, from the newest results in ``benchmarks/results``: ``python -m benchmarks.table``."""
+
+import json
+from typing import Any
+
+from benchmarks.timing import RESULTS
+
+PEERS = ("timm", "transformers", "torchvision", "vit-pytorch")
+PASSES = {"forward": "forward", "both": "forward and backward"}
+
+
+def newest(name: str) -> dict[str, Any]:
+    return json.loads(max(RESULTS.glob(f"{name}-*.json")).read_text())
+
+
+def forward_table() -> str:
+    result = newest("forward")
+    machine = result["machine"]
+    lines = [
+        f"Eager float32 on {machine['threads']} cores ({machine['cpu']}), torch {machine['versions']['torch']}, "
+        f"{machine['date']}: time of a peer divided by ours, so above 1 we are faster. Median of five runs, each the "
+        "ratio of the fastest turns; A/A is our model against itself. Same weights and inputs, outputs compared first.",
+        "",
+        f"| | batch | ours, ms | {' | '.join(PEERS)} | A/A |",
+        "|---|---|---|" + "---|" * (len(PEERS) + 1),
+    ]
+    for row in sorted(result["rows"], key=lambda row: (row["pass"] != "forward", "b16" in row["model"], row["batch"])):
+        peers = " | ".join(f"{row['peers'][peer]:.2f}" for peer in PEERS)
+        what = f"{row['model']}, {PASSES[row['pass']]}"
+        lines.append(f"| {what} | {row['batch']} | {row['milliseconds']:.0f} | {peers} | {row['a_a']:.2f} |")
+    shares = [row["matmul_share"] for row in result["rows"] if row["matmul_share"]]
+    lines += ["", f"The bare matrix products take {min(shares):.0%} to {max(shares):.0%} of our forward pass."]
+    return "\n".join(lines)
+
+
+def mixed_table() -> str:
+    about, *rows = newest("mixed_sizes")["rows"]
+    sizes = {tuple(size) for size in about["sizes"]}
+    lines = [
+        f"{len(about['sizes'])} photos of {len(sizes)} sizes in one call ({about['model']}), images per second:",
+        "",
+        "| | packed (ours) | padded with a mask | timm NaFlex | one by one |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        rates = row["images_per_second"]
+        cells = [f"**{rates['packed']:.1f}**", *(f"{rates[way]:.1f}" for way in ("padded", "NaFlex", "one by one"))]
+        lines.append(f"| {PASSES[row['pass']]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(forward_table(), mixed_table(), sep="\n\n")
