@@ -35,7 +35,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Float[Tensor, "B N D"], packing: Packing, unseen: bool = False) -> Float[Tensor, "B N D"]:
         """``unseen`` leaves the recorders out, for what is only computed again."""
-        parts = list(zip(packing.split(self.to_qkv(x)), packing.groups, strict=True))
+        parts = zip(packing.split(self.to_qkv(x)), packing.groups, strict=True)
         if unseen or not self.recorders:
             mixed = [self.mix(qkv, group) for qkv, group in parts]
         else:
