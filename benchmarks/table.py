@@ -1,10 +1,12 @@
-"""The tables of the README, from the newest results in ``benchmarks/results``: ``python -m benchmarks.table``."""
+"""Writes the newest of ``benchmarks/results`` into the README: ``python -m benchmarks.table``."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from benchmarks.timing import RESULTS
 
+README = Path(__file__).parents[1] / "README.md"
 PEERS = ("timm", "transformers", "torchvision", "vit-pytorch")
 PASSES = {"forward": "forward", "both": "forward and backward"}
 
@@ -49,5 +51,13 @@ def mixed_table() -> str:
     return "\n".join(lines)
 
 
+def write_readme(text: str) -> str:
+    """The README with the tables of the newest results between its two marks."""
+    start, end = "<!-- results -->", "<!-- end of results -->"
+    before, after = text.split(start)[0], text.split(end)[1]
+    return f"{before}{start}\n{forward_table()}\n\n{mixed_table()}\n{end}{after}"
+
+
 if __name__ == "__main__":
+    README.write_text(write_readme(README.read_text(encoding="utf-8")), encoding="utf-8")
     print(forward_table(), mixed_table(), sep="\n\n")
