@@ -27,8 +27,8 @@ def models(
     names = find_models(words)
     size = None if image_size is None else parse_size(image_size)
     rows = [row for row in (model_row(name, size) for name in names) if row is not None]
-    if not rows:
-        named_config(names[0]).grid(*(size or (0, 0)))  # says what is wrong with the size
+    if size is not None and not rows:
+        named_config(names[0]).grid(*size)  # says what is wrong with the size
     if format == "json":
         show_json([row.as_dict() for row in rows])
     elif format == "quiet":

@@ -38,7 +38,8 @@ def record_attention(model: nn.Module, layers: int | Iterable[int] | None = None
     ``maps[layer]`` is (B, heads, N, N), rows are queries; for a list of images it is a list of (1, heads, N, N), in
     their order. Axial layers fill in zeros where they do not look. Each forward pass replaces what the one before left.
     """
-    modules = [module for module in model.modules() if isinstance(module, Attention)] if _is_module(model) else []
+    parts = model.modules() if isinstance(model, nn.Module) else ()
+    modules = [part for part in parts if isinstance(part, Attention)]
     if not modules:
         raise ConfigError(f"A {type(model).__name__} has no attention to record.")
     chosen = list(range(len(modules))) if layers is None else chosen_layers(layers, len(modules))
@@ -51,7 +52,3 @@ def record_attention(model: nn.Module, layers: int | Iterable[int] | None = None
     finally:
         for layer, recorder in hung.items():
             modules[layer].recorders = tuple(other for other in modules[layer].recorders if other is not recorder)
-
-
-def _is_module(model: object) -> bool:
-    return isinstance(model, nn.Module)
