@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from vitral.errors import ConfigError as ConfigError
     from vitral.errors import DataError as DataError
     from vitral.errors import VitralError as VitralError
+    from vitral.errors import WeightsError as WeightsError
     from vitral.model.config import ConvStem as ConvStem
     from vitral.model.config import ResNetStem as ResNetStem
     from vitral.model.config import ViTConfig as ViTConfig
@@ -18,33 +19,50 @@ if TYPE_CHECKING:
     from vitral.model.record import record_attention as record_attention
     from vitral.model.vit import ViT as ViT
     from vitral.model.vit import create as create
+    from vitral.preprocess import Preprocess as Preprocess
+    from vitral.weights.checkpoint import Checkpoint as Checkpoint
+    from vitral.weights.load import load as load
+    from vitral.weights.report import Report as Report
+    from vitral.weights.save import save as save
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "Checkpoint": "weights.checkpoint",
     "ConfigError": "errors",
     "ConvStem": "model.config",
     "DataError": "errors",
     "Features": "model.features",
+    "Preprocess": "preprocess",
+    "Report": "weights.report",
     "ResNetStem": "model.config",
     "ViT": "model.vit",
     "ViTConfig": "model.config",
     "VitralError": "errors",
+    "WeightsError": "errors",
     "create": "model.vit",
+    "load": "weights.load",
     "record_attention": "model.record",
+    "save": "weights.save",
 }
 __all__ = [
+    "Checkpoint",
     "ConfigError",
     "ConvStem",
     "DataError",
     "Features",
+    "Preprocess",
+    "Report",
     "ResNetStem",
     "ViT",
     "ViTConfig",
     "VitralError",
+    "WeightsError",
     "__version__",
     "create",
+    "load",
     "record_attention",
+    "save",
 ]
 
 

@@ -4,6 +4,8 @@ command line prints it as it stands and leaves with ``exit_code``.
     VitralError
       ConfigError  a setting, a name or a combination of settings that cannot be
       DataError    pictures or tensors that cannot be used
+      WeightsError a checkpoint that cannot be read, understood, held or written
+      MissingError a package that an extra of vitral would have installed
 """
 
 from collections.abc import Iterable
@@ -31,6 +33,21 @@ class DataError(VitralError):
     """Pictures or tensors that cannot be used."""
 
     exit_code = 2
+
+
+class WeightsError(VitralError):
+    """A checkpoint that cannot be read, understood, held or written."""
+
+    exit_code = 2
+
+
+class MissingError(VitralError):
+    """An optional package that is not installed."""
+
+    exit_code = 2
+
+    def __init__(self, package: str, extra: str, purpose: str):
+        super().__init__(f"{purpose} needs {package}, which is not installed.", hint=f"pip install 'vitral[{extra}]'")
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str | None:

@@ -1,0 +1,102 @@
+"""Our own format: one safetensors whose metadata says everything else: config, preprocessing, labels, provenance.
+
+The metadata has one key, ``vitral``, which holds JSON. ``sha256`` is over names, dtypes, shapes and numbers.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitral import __version__
+from vitral.errors import ConfigError, WeightsError
+from vitral.model.config import ViTConfig
+from vitral.preprocess import Preprocess
+from vitral.weights.content import Content
+from vitral.weights.describe import config_as_dict, config_from
+from vitral.weights.draft import Asked, Draft
+from vitral.weights.files import TensorFile, written_aside
+from vitral.weights.rules import rule
+
+KEY, FORMAT = "vitral", 1
+
+
+def recognise(file: TensorFile) -> bool:
+    return KEY in file.metadata
+
+
+def read(file: TensorFile, asked: Asked) -> Draft:
+    told = read_metadata(file)
+    try:
+        config = config_from(told["config"])
+        preprocess = Preprocess(**told["preprocess"])
+    except (KeyError, TypeError, ConfigError) as error:
+        raise WeightsError(f"{file.path}: its description of the model is damaged: {error}.") from error
+    labels = told.get("labels")
+    return Draft(
+        dialect="native",
+        file=file,
+        config=config,
+        rules=[rule(name, name) for name in _names(config)],
+        preprocess=preprocess,
+        labels=None if labels is None else tuple(map(str, labels)),
+        keeps_dtype=True,
+    )
+
+
+def _names(config: ViTConfig) -> list[str]:
+    from vitral.model.vit import ViT
+
+    with torch.device("meta"):
+        return list(ViT(config).state_dict())
+
+
+def read_metadata(file: TensorFile) -> dict[str, Any]:
+    try:
+        told = json.loads(file.metadata[KEY])
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{file.path}: its metadata are no valid JSON: {error}.") from error
+    if not isinstance(told, dict) or not isinstance(told.get("format"), int):
+        raise WeightsError(f"{file.path}: its metadata name no format version.")
+    if told["format"] > FORMAT:
+        raise WeightsError(
+            f"{file.path} has format version {told['format']}, and this vitral reads up to {FORMAT}.",
+            hint="pip install --upgrade vitral",
+        )
+    return told
+
+
+def write(content: Content, path: Path) -> list[str]:
+    from safetensors.torch import save_file
+
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in content.state.items()}
+    described = {
+        "format": FORMAT,
+        "config": config_as_dict(content.config),
+        "preprocess": content.preprocess.as_dict(),
+        "labels": content.labels,
+        "provenance": {"vitral": __version__, "torch": torch.__version__, **content.provenance},
+        "sha256": checksum(state),
+    }
+    with written_aside(path) as aside:
+        save_file(state, aside, metadata={KEY: json.dumps(described, ensure_ascii=False)})
+    return []
+
+
+def checksum(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 over every tensor in the order of names: name, dtype, shape, numbers."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def verify(file: TensorFile) -> bool:
+    """Whether the numbers are those that were written."""
+    return checksum({name: file.read(name) for name in file.shapes}) == read_metadata(file).get("sha256")

@@ -1,0 +1,69 @@
+"""github.com/tczhangzhi/VisionTransformer-PyTorch: JAX's shapes under PyTorch's names; exact GELU, epsilon 1e-5."""
+
+import re
+from collections.abc import Iterator
+
+from vitral.model.config import ViTConfig
+from vitral.weights.checkpoint import google_preprocess
+from vitral.weights.draft import Asked, Draft, refuse
+from vitral.weights.files import TensorFile
+from vitral.weights.infer import asked_grid, find_grid, pair_of
+from vitral.weights.rules import ROWS, Rule, heads_bias, heads_first, heads_last, pair, patches, rule
+
+_LAYER, _TABLE = "transformer.encoder_layers.", "transformer.pos_embedding.pos_embedding"
+
+
+def recognise(file: TensorFile) -> bool:
+    return _TABLE in file.shapes and f"{_LAYER}0.attn.query.weight" in file.shapes
+
+
+def read(file: TensorFile, asked: Asked) -> Draft:
+    if any(name.startswith("resnet.") for name in file.shapes):
+        raise refuse("tczhangzhi", "its ResNet stem is another one than Google's")
+    shapes = file.shapes
+    width, channels, height, across = shapes["embedding.weight"]
+    told = pair_of(asked.get("position_grid"))
+    grid, _ = find_grid(shapes[_TABLE][1], (1,), told, asked_grid(asked, (height, across)))
+    config = ViTConfig(
+        width=width,
+        depth=1 + max(int(match[1]) for name in shapes if (match := re.match(rf"{re.escape(_LAYER)}(\d+)\.", name))),
+        heads=shapes[f"{_LAYER}0.attn.query.weight"][1],
+        mlp_width=shapes[f"{_LAYER}0.mlp.fc1.weight"][0],
+        patch_size=height if height == across else (height, across),
+        image_size=(grid[0] * height, grid[1] * across),
+        channels=channels,
+        num_classes=shapes["classifier.weight"][0] if "classifier.weight" in shapes else 0,
+        activation="gelu",
+        norm_eps=1e-5,
+    )
+    return Draft(
+        dialect="tczhangzhi",
+        file=file,
+        config=config,
+        rules=list(rules(config)),
+        preprocess=google_preprocess(config.image_hw).with_channels(channels),
+        assumed={"preprocess": "preprocessing: mean and std 0.5, squashed to the size; the file does not tell"},
+    )
+
+
+def rules(config: ViTConfig) -> Iterator[Rule]:
+    yield from pair("patches.project", "embedding", patches(config.channels, config.patch_hw))
+    yield rule("class_token", "cls_token", ROWS)
+    yield rule("positions.0.table", _TABLE, ROWS)
+    for index in range(config.depth):
+        ours, theirs = f"blocks.{index}", f"{_LAYER}{index}"
+        parts = tuple(f"{theirs}.attn.{part}" for part in ("query", "key", "value"))
+        weights, biases = (tuple(f"{part}.{kind}" for part in parts) for kind in ("weight", "bias"))
+        yield rule(f"{ours}.attention.to_qkv.weight", weights, heads_last(config.heads, 3))
+        yield rule(f"{ours}.attention.to_qkv.bias", biases, heads_bias(config.heads, 3))
+        yield from pair(f"{ours}.attention.to_out", f"{theirs}.attn.out", heads_first(config.heads))
+        for our, their in (
+            ("norm1", "norm1"),
+            ("norm2", "norm2"),
+            ("mlp.expand", "mlp.fc1"),
+            ("mlp.contract", "mlp.fc2"),
+        ):
+            yield from pair(f"{ours}.{our}", f"{theirs}.{their}")
+    yield from pair("norm", "transformer.norm")
+    if config.num_classes:
+        yield from pair("head", "classifier")

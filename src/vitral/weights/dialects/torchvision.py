@@ -1,0 +1,138 @@
+"""torchvision's layout: class token only, exact GELU, epsilon 1e-6, bicubic positions between the corners, ImageNet's
+mean and deviation. Its conv stem and the older names of its MLP are read, too."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vitral.errors import WeightsError
+from vitral.model.config import ConvStem, ViTConfig
+from vitral.weights.checkpoint import imagenet_preprocess
+from vitral.weights.content import Content
+from vitral.weights.draft import Asked, Draft, check_holds
+from vitral.weights.files import TensorFile
+from vitral.weights.hints import read_hints, write_state
+from vitral.weights.infer import asked_grid, find_grid, pair_of, settle_heads
+from vitral.weights.rules import ROWS, Rule, pair, patches, rule
+
+_LAYER = "encoder.layers.encoder_layer_"
+_TABLE = "encoder.pos_embedding"
+IMPLIED = {"activation": "gelu", "norm_eps": 1e-6}
+
+
+def recognise(file: TensorFile) -> bool:
+    return f"{_LAYER}0.self_attention.in_proj_weight" in file.shapes and _TABLE in file.shapes
+
+
+def read(file: TensorFile, asked: Asked) -> Draft:
+    assumed: dict[str, str] = {}
+    if hinted := read_hints(file):
+        config, preprocess, labels = hinted
+    else:
+        config, labels = find_config(file, asked, assumed), None
+        preprocess = imagenet_preprocess(config.image_hw, "bilinear").with_channels(config.channels)
+        assumed["preprocess"] = "preprocessing: ImageNet's mean and std, bilinear, centre crop, as torchvision has it"
+    return Draft(
+        dialect="torchvision",
+        file=file,
+        config=config,
+        rules=list(rules(config, old_mlp=f"{_LAYER}0.mlp.linear_1.weight" in file.shapes)),
+        preprocess=preprocess,
+        labels=labels,
+        assumed=assumed,
+    )
+
+
+def find_config(file: TensorFile, asked: Asked, assumed: dict[str, str]) -> ViTConfig:
+    shapes = file.shapes
+    stem = find_stem(file)
+    kernel = shapes["conv_proj.conv_last.weight" if stem else "conv_proj.weight"]
+    step = 1 if stem is None else 2**stem.halvings
+    patch = kernel[-2] * step, kernel[-1] * step
+    rows, width = shapes[_TABLE][1:]
+    grid, _ = find_grid(rows, (1,), pair_of(asked.get("position_grid")), asked_grid(asked, patch))
+    image = grid[0] * patch[0], grid[1] * patch[1]
+    mlp = next(shapes[name] for name in (f"{_LAYER}0.mlp.0.weight", f"{_LAYER}0.mlp.linear_1.weight") if name in shapes)
+    fields: dict[str, Any] = dict(
+        width=width,
+        depth=1 + max(int(match[1]) for name in shapes if (match := re.match(rf"{re.escape(_LAYER)}(\d+)\.", name))),
+        mlp_width=mlp[0],
+        patch_size=kernel[-1] if kernel[-1] == kernel[-2] else kernel[-2:],
+        image_size=image[0] if image[0] == image[1] else image,
+        channels=shapes["conv_proj.conv_bn_relu_0.0.weight" if stem else "conv_proj.weight"][1],
+        num_classes=shapes["heads.head.weight"][0] if "heads.head.weight" in shapes else 0,
+        representation=shapes["heads.pre_logits.weight"][0] if "heads.pre_logits.weight" in shapes else None,
+        stem=stem,
+        activation="gelu",
+        position_resample="bicubic-corners",
+    )
+    settle_heads(fields, None, asked, assumed)
+    return ViTConfig(**fields)
+
+
+def find_stem(file: TensorFile) -> ConvStem | None:
+    if "conv_proj.conv_last.weight" not in file.shapes:
+        return None
+    widths = []
+    while (name := f"conv_proj.conv_bn_relu_{len(widths)}.0.weight") in file.shapes:
+        widths.append(file.shapes[name][0])
+    return ConvStem(widths=tuple(widths), norm="batch")
+
+
+def rules(config: ViTConfig, *, old_mlp: bool = False) -> Iterator[Rule]:
+    yield rule("class_token", "class_token", ROWS)
+    yield rule("positions.0.table", _TABLE, ROWS)
+    last = "conv_proj" if config.stem is None else "conv_proj.conv_last"
+    yield from pair("patches.project", last, patches(config.patch_channels, config.patch_hw))
+    if isinstance(config.stem, ConvStem):
+        for index in range(len(config.stem.widths)):
+            ours, theirs = f"patches.stem.{index}", f"conv_proj.conv_bn_relu_{index}"
+            for part in ("0.weight", *(f"1.{name}" for name in _BATCH_NORM)):
+                yield rule(f"{ours}.{part}", f"{theirs}.{part}")
+    block = _BLOCK | ({"mlp.expand": "mlp.linear_1", "mlp.contract": "mlp.linear_2"} if old_mlp else {})
+    for index in range(config.depth):
+        for ours, theirs in block.items():
+            yield from pair(f"blocks.{index}.{ours}", f"{_LAYER}{index}.{theirs}")
+        for kind in ("weight", "bias"):
+            theirs = f"{_LAYER}{index}.self_attention.in_proj_{kind}"
+            yield rule(f"blocks.{index}.attention.to_qkv.{kind}", theirs)
+    yield from pair("norm", "encoder.ln")
+    if config.representation:
+        yield from pair("representation.0", "heads.pre_logits")
+    if config.num_classes:
+        yield from pair("head", "heads.head")
+
+
+_BATCH_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+_BLOCK = {
+    "norm1": "ln_1",
+    "attention.to_out": "self_attention.out_proj",
+    "norm2": "ln_2",
+    "mlp.expand": "mlp.0",
+    "mlp.contract": "mlp.3",
+}
+
+
+def write(content: Content, path: Path) -> list[str]:
+    content = content.with_learned_positions()
+    config = content.config
+    check_holds(
+        config,
+        "torchvision",
+        activation=("gelu",),
+        attention=("full",),
+        pool=("token",),
+        registers=(0,),
+        layer_scale=(None,),
+        norm_after_pool=(False,),
+        representation_activation=("tanh",),
+    )
+    square = config.image_hw[0] == config.image_hw[1] and config.patch_hw[0] == config.patch_hw[1]
+    if not square or config.channels != 3:
+        raise WeightsError("torchvision's VisionTransformer is for square RGB images and square patches only.")
+    if config.stem is not None and not (isinstance(config.stem, ConvStem) and config.stem.norm == "batch"):
+        raise WeightsError("The torchvision layout cannot hold this stem; it has ConvStem(norm='batch') or none.")
+    write_state(content, content.renamed(list(rules(config))), path, {**IMPLIED, "heads": config.heads})
+    found = [] if config.norm_eps == 1e-6 else [f"Give torchvision norm_layer with epsilon {config.norm_eps}."]
+    return found

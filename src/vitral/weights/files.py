@@ -1,0 +1,76 @@
+"""TensorFile: the tensors of a checkpoint, whatever wrote it. What is inside is known before anything is read."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from os import fsync, getpid
+from os import replace as rename
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitral.errors import WeightsError
+
+Shape = tuple[int, ...]
+SAFE_FORMATS = "safetensors, npz without pickled objects, or a state dict saved by torch.save"
+_LARGEST_JSON = 16 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorFile:
+    """Names and shapes of a checkpoint's tensors, and the way to read each."""
+
+    path: Path
+    format: str
+    """safetensors, npz or torch."""
+    shapes: Mapping[str, Shape]
+    read: Callable[[str], Tensor]
+    """A tensor by its name; on safetensors a view into the memory map."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """That of safetensors."""
+    beside: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """JSON files of the same folder, by name."""
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    """What the file holds besides the tensors: name and reason."""
+    notes: tuple[str, ...] = ()
+
+    def below(self, prefix: str, why: Callable[[str], str]) -> "TensorFile":
+        """Only what is under a prefix, without it; for the rest ``why`` gives the reason to leave it."""
+        inside = {name.removeprefix(prefix): shape for name, shape in self.shapes.items() if name.startswith(prefix)}
+        left = {name: why(name) for name in self.shapes if not name.startswith(prefix)}
+        read = self.read
+        return replace(self, shapes=inside, read=lambda name: read(prefix + name), ignored={**self.ignored, **left})
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _LARGEST_JSON:
+            raise WeightsError(f"{path} is larger than 16 MiB, which no description of a model is.")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{path} is no valid JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise WeightsError(f"{path} must hold a JSON object, and holds a {type(content).__name__}.")
+    return content
+
+
+# ---- writing ----
+
+
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """A temporary path beside the target, which takes its place only when all went well: a reader sees the old file
+    or the new one, never half of one."""
+    aside = path.with_name(f".{path.name}.{getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield aside
+        with aside.open("rb+") as stream:
+            fsync(stream.fileno())
+        rename(aside, path)
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        aside.unlink(missing_ok=True)

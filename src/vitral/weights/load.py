@@ -1,0 +1,218 @@
+"""The way in: any checkpoint becomes a Checkpoint of ours.
+
+    source -> hub: a path -> files: names and shapes -> dialect: a Draft -> the asked changes -> numbers, one by one
+
+The model is built without memory and takes each tensor as it comes, so there is never a second copy of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitral.errors import WeightsError
+from vitral.model.config import ViTConfig, check_field_names
+from vitral.model.vit import ViT
+from vitral.preprocess import Preprocess
+from vitral.weights.adapt import adapt
+from vitral.weights.checkpoint import Checkpoint
+from vitral.weights.dialects import draft_of
+from vitral.weights.draft import Asked, Draft
+from vitral.weights.hub import locate
+from vitral.weights.open import open_tensors
+from vitral.weights.report import Report
+from vitral.weights.rules import Rule
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def load(
+    source: str | Path, *, preprocess: Preprocess | Mapping[str, Any] | None = None, **config_overrides: Any
+) -> Checkpoint:
+    """A checkpoint of any dialect, from a file, a folder or ``hf:owner/name``.
+
+    A keyword is a field of ViTConfig: ``num_classes`` gives a fresh zero head, ``image_size`` resamples the positions,
+    ``patch_size`` the patch kernel, ``heads`` is believed. ``preprocess`` is a Preprocess, or a dict of fields to
+    change. The model comes back in evaluation mode."""
+    check_field_names(config_overrides)
+    draft = draft_of(open_tensors(locate(source)), config_overrides)
+    config = settle_config(draft, config_overrides)
+    prepared = settle_preprocess(draft, config, preprocess)
+    model = build_without_memory(config)
+    report = _Filling(model, draft, config_overrides).run(str(source))
+    keeps_labels = draft.labels and len(draft.labels) == config.num_classes and "num_classes" not in config_overrides
+    topics = {*config_overrides, *(("preprocess",) if preprocess is not None else ())}
+    report = replace(
+        report,
+        assumed=tuple(sentence for topic, sentence in draft.assumed.items() if topic not in topics),
+        warnings=(*report.warnings, *changed_normalisation(draft.preprocess, prepared)),
+    )
+    labels = draft.labels if keeps_labels else None
+    return Checkpoint(model=model.eval(), preprocess=prepared, labels=labels, report=report)
+
+
+def settle_config(draft: Draft, asked: Asked) -> ViTConfig:
+    """The network that is wanted: the file's, with the asked fields changed."""
+    fields = dict(asked)
+    moved = ("image_size" in asked or "patch_size" in asked) and "position_grid" not in asked
+    if moved and draft.config.position in ("learned", "learned-2d"):
+        fields["position_grid"] = None  # the table moves to the new grid
+    elif moved and draft.config.position == "relative":
+        fields["position_grid"] = draft.config.table_grid  # the network scales its offsets itself
+    return replace(draft.config, **fields)
+
+
+def settle_preprocess(draft: Draft, config: ViTConfig, changes: Preprocess | Mapping[str, Any] | None) -> Preprocess:
+    preprocess = draft.preprocess.with_channels(config.channels)
+    if config.image_hw != draft.config.image_hw:
+        preprocess = replace(preprocess, size=config.image_hw)
+    return preprocess if changes is None else preprocess.changed(changes)
+
+
+def changed_normalisation(told: Preprocess, now: Preprocess) -> tuple[str, ...]:
+    if now.channels != told.channels or (now.mean, now.std) == (told.mean, told.std):
+        return ()
+    return (f"The normalisation was changed from mean {told.mean}, std {told.std} to mean {now.mean}, std {now.std}.",)
+
+
+def build_without_memory(config: ViTConfig) -> ViT:
+    with torch.device("meta"):
+        return ViT(config)
+
+
+def shapes_of(model: nn.Module) -> Shapes:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+class _Filling:
+    """One pass over the rules of a draft, filling a model that has no memory yet."""
+
+    def __init__(self, model: ViT, draft: Draft, asked: Asked):
+        self.model, self.draft, self.asked = model, draft, asked
+        self.wanted = shapes_of(model)
+        same = draft.config == model.config
+        self.held = self.wanted if same else shapes_of(build_without_memory(draft.config))
+        if "num_classes" in asked:
+            self.wanted = {name: shape for name, shape in self.wanted.items() if not name.startswith("head.")}
+        self.state: dict[str, Tensor] = {}
+        self.taken: list[str] = []
+        self.renamed: dict[str, str] = {}
+        self.resized: dict[str, str] = {}
+        self.ignored = {**draft.file.ignored, **draft.ignored}
+        self.fresh: dict[str, str] = {}
+        self.widened: set[torch.dtype] = set()
+
+    def run(self, source: str) -> Report:
+        check_both_sides(self.draft, self.held)
+        for rule in self.draft.rules:
+            self.apply(rule)
+        self.refresh()
+        self.model.load_state_dict(self.state, strict=False, assign=True)
+        return Report(
+            source=source,
+            dialect=self.draft.dialect,
+            format=self.draft.file.format,
+            taken=tuple(self.taken),
+            renamed=self.renamed,
+            resized=self.resized,
+            fresh=self.fresh,
+            ignored=self.ignored,
+            warnings=tuple(self.warnings()),
+        )
+
+    def apply(self, rule: Rule) -> None:
+        if not any(name in self.wanted for name in rule.ours):
+            self.ignored |= {name: self.why_left_out(rule.ours[0]) for name in rule.theirs}
+            return
+        file = self.draft.file
+        tensors = rule.read(tuple(file.read(name) for name in rule.theirs))
+        notes = [self.take(name, tensor, rule) for name, tensor in zip(rule.ours, tensors, strict=True)]
+        ours = ", ".join(rule.ours)
+        if not rule.theirs:
+            self.fresh |= dict.fromkeys(rule.ours, "zero: the file has none, which is the same")
+        elif any(notes):
+            self.resized |= {name: f"{ours}: {'; '.join(filter(None, notes))}" for name in rule.theirs}
+        elif rule.theirs == rule.ours:
+            self.taken += rule.theirs
+        else:
+            self.renamed |= dict.fromkeys(rule.theirs, ours)
+
+    def take(self, name: str, tensor: Tensor, rule: Rule) -> str | None:
+        """Puts one tensor into the state; what was done to it, if anything."""
+        their = " and ".join(rule.theirs)
+        if tuple(tensor.shape) != self.held[name]:
+            raise WeightsError(
+                f"{self.draft.file.path}: {their} gives {name} the shape {tuple(tensor.shape)}, and a network of this "
+                f"size has {self.held[name]}."
+            )
+        if name not in self.wanted:
+            return None
+        if tensor.is_floating_point() and tensor.numel():
+            if not all(bound.isfinite() for bound in tensor.aminmax()):
+                raise WeightsError(f"{self.draft.file.path}: {their} holds numbers that are not finite.")
+            if tensor.dtype != torch.float32 and not self.draft.keeps_dtype:
+                self.widened.add(tensor.dtype)
+                tensor = tensor.float()
+        tensor, note = adapt(name, tensor, self.draft.config, self.model.config, self.wanted[name])
+        self.state[name] = tensor.contiguous()
+        return note
+
+    def refresh(self) -> None:
+        """Gives memory and initial values to what the file does not have and the asked changes brought."""
+        for name in self.model.state_dict():
+            if name not in self.state:
+                self.fresh[name] = "as num_classes asks" if name.startswith("head.") else self.why_new()
+        modules = {name.rpartition(".")[0] for name in self.fresh if name not in self.state}
+        for module in map(self.model.get_submodule, sorted(modules)):
+            module.to_empty(device="cpu", recurse=False)
+            module.reset_parameters()  # type: ignore[operator]
+
+    def why_left_out(self, ours: str) -> str:
+        if ours.startswith("head.") and "num_classes" in self.asked:
+            return "num_classes asks for a fresh head"
+        return f"not in the network with {self.changes()}"
+
+    def why_new(self) -> str:
+        return f"new with {self.changes()}"
+
+    def changes(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.asked.items())
+
+    def warnings(self) -> list[str]:
+        found = [*self.draft.file.notes]
+        head = self.state.get("head.weight")
+        if head is not None and not head.any():
+            found.append(
+                "The head is all zeros, as in Google's ImageNet-21k files, so every class comes out equal. It is there "
+                "to be fine-tuned: num_classes=... gives a fresh one."
+            )
+        found += [f"Numbers of {str(dtype).removeprefix('torch.')} became float32." for dtype in self.widened]
+        return found
+
+
+def check_both_sides(draft: Draft, held: Shapes) -> None:
+    """Stops the load where the file and the network that it should be do not cover each other."""
+    there, used = set(draft.file.shapes), {name for rule in draft.rules for name in rule.theirs}
+    missing = sorted(used - there)
+    unknown = sorted(there - used - set(draft.ignored))
+    unfilled = sorted(set(held) - {name for rule in draft.rules for name in rule.ours})
+    if not missing and not unknown and not unfilled:
+        return
+    sides = []
+    if missing:
+        sides.append(f"missing from the file: {_few(missing)}")
+    if unknown:
+        sides.append(f"in the file but not in such a network: {_few(unknown)}")
+    if unfilled:
+        sides.append(f"in the network but in no tensor of the file: {_few(unfilled)}")
+    raise WeightsError(
+        f"{draft.file.path} looks like a {draft.dialect} checkpoint, but does not fit: {'; '.join(sides)}."
+    )
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return ", ".join(names[:6]) + more
