@@ -26,7 +26,7 @@ def read_hints(file: TensorFile) -> tuple[ViTConfig, Preprocess, tuple[str, ...]
         told = json.loads(file.metadata[KEY])
         labels = told.get("labels")
         return (
-            config_from(told["config"]),
+            config_from(told["config"], len(file.shapes)),
             Preprocess(**told["preprocess"]),
             None if labels is None else tuple(map(str, labels)),
         )

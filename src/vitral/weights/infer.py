@@ -1,5 +1,7 @@
 """What shapes do not tell, and how it is found out: heads, and the grid of a table of positions."""
 
+import re
+from collections.abc import Iterable
 from math import isqrt
 from typing import Any
 
@@ -41,6 +43,16 @@ def settle_heads(fields: dict[str, Any], told: int | None, asked: dict[str, Any]
         fields["heads"] = told
     else:
         fields["heads"], assumed["heads"] = guess_heads(fields["width"], fields["depth"], fields["mlp_width"])
+
+
+def count_layers(names: Iterable[str], pattern: str) -> int:
+    """How many layers there are, by the number that the pattern finds in names; they must be 0, 1, 2, ..."""
+    matches = (re.match(pattern, name) for name in names)
+    found = {int(match[1]) for match in matches if match}
+    if found != set(range(len(found))):
+        missing = next(index for index in range(len(found) + 1) if index not in found)
+        raise WeightsError(f"The file has {len(found)} layers up to number {max(found)}, but none numbered {missing}.")
+    return len(found)
 
 
 def is_square(rows: int) -> bool:

@@ -79,8 +79,11 @@ def changed_normalisation(told: Preprocess, now: Preprocess) -> tuple[str, ...]:
 
 
 def build_without_memory(config: ViTConfig) -> ViT:
-    with torch.device("meta"):
-        return ViT(config)
+    try:
+        with torch.device("meta"):
+            return ViT(config)
+    except RuntimeError as error:
+        raise WeightsError(f"A network of width {config.width} and these sizes cannot be built: {error}.") from error
 
 
 def shapes_of(model: nn.Module) -> Shapes:
@@ -197,8 +200,10 @@ def check_both_sides(draft: Draft, held: Shapes) -> None:
     """Stops the load where the file and the network that it should be do not cover each other."""
     there, used = set(draft.file.shapes), {name for rule in draft.rules for name in rule.theirs}
     missing = sorted(used - there)
-    unknown = sorted(there - used - set(draft.ignored))
-    unfilled = sorted(set(held) - {name for rule in draft.rules for name in rule.ours})
+    filled = {name: rule for rule in draft.rules for name in rule.ours}
+    strange = {name for ours, rule in filled.items() if ours not in held for name in rule.theirs}
+    unknown = sorted((there - used - set(draft.ignored)) | strange)
+    unfilled = sorted(set(held) - set(filled))
     if not missing and not unknown and not unfilled:
         return
     sides = []

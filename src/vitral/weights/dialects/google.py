@@ -21,7 +21,7 @@ from vitral.weights.checkpoint import google_preprocess
 from vitral.weights.content import Content
 from vitral.weights.draft import Asked, Draft, check_holds
 from vitral.weights.files import TensorFile, written_aside
-from vitral.weights.infer import asked_grid, find_grid, pair_of
+from vitral.weights.infer import asked_grid, count_layers, find_grid, pair_of
 from vitral.weights.rules import (
     HEIGHT_WIDTH_IN_OUT,
     ROWS,
@@ -159,19 +159,17 @@ def _block_shape(file: TensorFile, suffix: str) -> tuple[int, ...]:
 def _depth(file: TensorFile, style: Style) -> int:
     if style.scanned:
         return next(shape[0] for name, shape in file.shapes.items() if name.startswith("Transformer/encoderblock/"))
-    found = (re.match(r"Transformer/encoderblock_(\d+)/", name) for name in file.shapes)
-    return 1 + max(int(match[1]) for match in found if match)
+    return count_layers(file.shapes, r"Transformer/encoderblock_(\d+)/")
 
 
 def find_stem(file: TensorFile) -> ResNetStem | None:
     if "conv_root/kernel" not in file.shapes:
         return None
-    units: dict[int, int] = {}
+    units: dict[int, set[str]] = {}
     for name in file.shapes:
         if match := re.match(r"block(\d+)/unit(\d+)/", name):
-            stage, unit = int(match[1]), int(match[2])
-            units[stage] = max(units.get(stage, 0), unit)
-    stages = tuple(units[stage] for stage in sorted(units))
+            units.setdefault(int(match[1]), set()).add(match[2])
+    stages = tuple(len(units[stage]) for stage in sorted(units))
     return ResNetStem(stages=stages, width_factor=max(1, file.shapes["conv_root/kernel"][3] // 64))
 
 

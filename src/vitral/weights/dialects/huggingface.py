@@ -18,7 +18,7 @@ from vitral.weights.content import Content
 from vitral.weights.draft import Asked, Draft, check_holds, refuse
 from vitral.weights.files import TensorFile, written_aside
 from vitral.weights.hints import read_hints, write_state
-from vitral.weights.infer import asked_grid, find_grid, pair_of, settle_heads
+from vitral.weights.infer import asked_grid, count_layers, find_grid, pair_of, settle_heads
 from vitral.weights.rules import ROWS, Rule, pair, patches, rule, stacked_pair
 
 _PROJECTION = "embeddings.patch_embeddings.projection.weight"
@@ -145,8 +145,7 @@ def _activation(told: dict[str, Any]) -> str:
 
 
 def _depth(file: TensorFile, style: Style) -> int:
-    pattern = re.compile(rf"{re.escape(style.prefix + style.layers)}\.(\d+)\.")
-    return 1 + max(int(match[1]) for name in file.shapes if (match := pattern.match(name)))
+    return count_layers(file.shapes, rf"{re.escape(style.prefix + style.layers)}\.(\d+)\.")
 
 
 def find_preprocess(config: ViTConfig, file: TensorFile, assumed: dict[str, str]) -> Preprocess:

@@ -10,7 +10,7 @@ from vitral.model.config import ViTConfig
 from vitral.weights.checkpoint import google_preprocess
 from vitral.weights.draft import Asked, Draft
 from vitral.weights.files import TensorFile
-from vitral.weights.infer import pair_of, settle_heads
+from vitral.weights.infer import count_layers, pair_of, settle_heads
 from vitral.weights.rules import ROWS, Layout, Rule, pair, patches, rule, stacked_pair
 
 _LAYER, _TABLE = "transformer_layers.", "pos_emb.positional_encodings"
@@ -36,7 +36,7 @@ def read(file: TensorFile, asked: Asked) -> Draft:
     }
     fields: dict[str, Any] = dict(
         width=width,
-        depth=1 + max(int(match[1]) for name in shapes if (match := re.match(rf"{_LAYER}(\d+)\.", name))),
+        depth=count_layers(shapes, rf"{re.escape(_LAYER)}(\d+)\."),
         mlp_width=shapes[f"{_LAYER}0.feed_forward.layer1.weight"][0],
         patch_size=height if height == across else (height, across),
         image_size=size,

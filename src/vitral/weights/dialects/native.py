@@ -14,7 +14,6 @@ from torch import Tensor
 
 from vitral import __version__
 from vitral.errors import ConfigError, WeightsError
-from vitral.model.config import ViTConfig
 from vitral.preprocess import Preprocess
 from vitral.weights.content import Content
 from vitral.weights.describe import config_as_dict, config_from
@@ -32,7 +31,7 @@ def recognise(file: TensorFile) -> bool:
 def read(file: TensorFile, asked: Asked) -> Draft:
     told = read_metadata(file)
     try:
-        config = config_from(told["config"])
+        config = config_from(told["config"], len(file.shapes))
         preprocess = Preprocess(**told["preprocess"])
     except (KeyError, TypeError, ConfigError) as error:
         raise WeightsError(f"{file.path}: its description of the model is damaged: {error}.") from error
@@ -41,18 +40,11 @@ def read(file: TensorFile, asked: Asked) -> Draft:
         dialect="native",
         file=file,
         config=config,
-        rules=[rule(name, name) for name in _names(config)],
+        rules=[rule(name, name) for name in file.shapes],
         preprocess=preprocess,
         labels=None if labels is None else tuple(map(str, labels)),
         keeps_dtype=True,
     )
-
-
-def _names(config: ViTConfig) -> list[str]:
-    from vitral.model.vit import ViT
-
-    with torch.device("meta"):
-        return list(ViT(config).state_dict())
 
 
 def read_metadata(file: TensorFile) -> dict[str, Any]:

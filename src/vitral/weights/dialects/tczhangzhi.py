@@ -7,7 +7,7 @@ from vitral.model.config import ViTConfig
 from vitral.weights.checkpoint import google_preprocess
 from vitral.weights.draft import Asked, Draft, refuse
 from vitral.weights.files import TensorFile
-from vitral.weights.infer import asked_grid, find_grid, pair_of
+from vitral.weights.infer import asked_grid, count_layers, find_grid, pair_of
 from vitral.weights.rules import ROWS, Rule, heads_bias, heads_first, heads_last, pair, patches, rule
 
 _LAYER, _TABLE = "transformer.encoder_layers.", "transformer.pos_embedding.pos_embedding"
@@ -26,7 +26,7 @@ def read(file: TensorFile, asked: Asked) -> Draft:
     grid, _ = find_grid(shapes[_TABLE][1], (1,), told, asked_grid(asked, (height, across)))
     config = ViTConfig(
         width=width,
-        depth=1 + max(int(match[1]) for name in shapes if (match := re.match(rf"{re.escape(_LAYER)}(\d+)\.", name))),
+        depth=count_layers(shapes, rf"{re.escape(_LAYER)}(\d+)\."),
         heads=shapes[f"{_LAYER}0.attn.query.weight"][1],
         mlp_width=shapes[f"{_LAYER}0.mlp.fc1.weight"][0],
         patch_size=height if height == across else (height, across),

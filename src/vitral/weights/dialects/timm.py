@@ -21,7 +21,7 @@ from vitral.weights.content import Content
 from vitral.weights.draft import Asked, Draft, check_holds, refuse
 from vitral.weights.files import TensorFile, written_aside
 from vitral.weights.hints import read_hints, write_state
-from vitral.weights.infer import asked_grid, find_grid, is_square, pair_of, settle_heads
+from vitral.weights.infer import asked_grid, count_layers, find_grid, is_square, pair_of, settle_heads
 from vitral.weights.rules import ROWS, Layout, Rule, pair, patches, rule
 
 IMPLIED = {"activation": "gelu", "norm_eps": 1e-6}
@@ -116,7 +116,7 @@ def find_config(
         assumed["image_size"] = f"image_size={grid[0] * patch[0]}: the file has no positions and does not tell"
     fields: dict[str, Any] = dict(
         width=width,
-        depth=1 + max(int(match[1]) for name in shapes if (match := re.match(r"blocks\.(\d+)\.", name))),
+        depth=count_layers(shapes, r"blocks\.(\d+)\."),
         mlp_width=shapes["blocks.0.mlp.fc1.weight"][0] if "blocks.0.mlp.fc1.weight" in shapes else 1,
         patch_size=patch[0] if patch[0] == patch[1] else patch,
         image_size=(grid[0] * patch[0], grid[1] * patch[1]),

@@ -13,7 +13,7 @@ from vitral.weights.content import Content
 from vitral.weights.draft import Asked, Draft, check_holds
 from vitral.weights.files import TensorFile
 from vitral.weights.hints import read_hints, write_state
-from vitral.weights.infer import asked_grid, find_grid, pair_of, settle_heads
+from vitral.weights.infer import asked_grid, count_layers, find_grid, pair_of, settle_heads
 from vitral.weights.rules import ROWS, Rule, pair, patches, rule
 
 _LAYER = "encoder.layers.encoder_layer_"
@@ -56,7 +56,7 @@ def find_config(file: TensorFile, asked: Asked, assumed: dict[str, str]) -> ViTC
     mlp = next(shapes[name] for name in (f"{_LAYER}0.mlp.0.weight", f"{_LAYER}0.mlp.linear_1.weight") if name in shapes)
     fields: dict[str, Any] = dict(
         width=width,
-        depth=1 + max(int(match[1]) for name in shapes if (match := re.match(rf"{re.escape(_LAYER)}(\d+)\.", name))),
+        depth=count_layers(shapes, rf"{re.escape(_LAYER)}(\d+)\."),
         mlp_width=mlp[0],
         patch_size=kernel[-1] if kernel[-1] == kernel[-2] else kernel[-2:],
         image_size=image[0] if image[0] == image[1] else image,
