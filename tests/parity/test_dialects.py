@@ -158,7 +158,7 @@ def test_transformers_to_ours(fields: dict[str, Any], how: str, tmp_path: Path) 
 @torch.no_grad()
 def test_ours_to_transformers_and_back(tmp_path: Path) -> None:
     mend_torchvision()
-    from transformers import ViTForImageClassification, ViTImageProcessor
+    from transformers import ViTForImageClassification
 
     model = small_model(norm_eps=1e-12, activation="gelu-tanh")
     labels = [f"kind {i}" for i in range(7)]
@@ -174,7 +174,6 @@ def test_ours_to_transformers_and_back(tmp_path: Path) -> None:
         assert torch.equal(back.model.state_dict()[name], tensor), name
     processor = json.loads((tmp_path / "vit" / "preprocessor_config.json").read_text())
     assert processor["image_mean"] == [0.5, 0.5, 0.5]
-    assert ViTImageProcessor is not None
 
 
 def torchvision_model(**fields: Any) -> nn.Module:
@@ -248,17 +247,19 @@ def test_golden_checkpoints(name: str) -> None:
 @pytest.mark.parametrize("prefix", ["opt/target/", "params/", "params/img/"])
 def test_prefixes_of_google(prefix: str, tmp_path: Path) -> None:
     arrays = {prefix + name: array for name, array in np.load(GOLDEN / "token.npz").items()}
-    arrays |= {"opt/state/step": np.zeros(())} if prefix == "opt/target/" else {"params/t": np.zeros(1)}
-    arrays["params/txt/head/kernel" if "img" in prefix else f"{prefix}head/kernel"] = np.load(GOLDEN / "token.npz")[
-        "head/kernel"
-    ]
-    if prefix == "params/":
-        del arrays["params/t"]
+    beside = {
+        "opt/target/": {"opt/state/step": np.zeros(())},
+        "params/": {"opt/0/mu": np.zeros(3)},
+        "params/img/": {"params/t": np.zeros(1), "params/txt/head/kernel": np.zeros((3, 4))},
+    }[prefix]
+    arrays |= beside
     np.savez_compressed(tmp_path / "x.npz", **arrays)
     expected = np.load(GOLDEN / "token.expected.npz")
     checkpoint = vitral.load(f"{tmp_path / 'x.npz'}:img" if "img" in prefix else tmp_path / "x.npz")
     images = torch.from_numpy(expected["images"].transpose(0, 3, 1, 2).copy())
     torch.testing.assert_close(checkpoint.model(images), torch.from_numpy(expected["logits"]), atol=2e-5, rtol=0)
+    assert checkpoint.report is not None
+    assert set(checkpoint.report.ignored) == set(beside)
 
 
 @torch.no_grad()
@@ -376,58 +377,118 @@ def test_mae_ignores_its_decoder(tmp_path: Path) -> None:
     torch.testing.assert_close(checkpoint.model(images), theirs(images), **CLOSE)
 
 
+def random_state(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return {
+        name: torch.randn(shape, generator=generator) * (shape[-1] ** -0.5 if len(shape) > 1 else 0.3)
+        for name, shape in shapes.items()
+    }
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """(B, N, heads, head_dim), written out."""
+    weights = torch.einsum("bqhe,bkhe->bhqk", q, k) / q.shape[-1] ** 0.5
+    return torch.einsum("bhqk,bkhe->bqhe", weights.softmax(-1), v)
+
+
 @torch.no_grad()
 def test_tczhangzhi(tmp_path: Path) -> None:
-    model = small_model(norm_eps=1e-5)
-    from vitral.weights.content import Content
-    from vitral.weights.dialects import tczhangzhi
-
-    preprocess = vitral.Preprocess(size=(16, 16))
-    content = Content(dialect="x", config=model.config, state=model.state_dict(), preprocess=preprocess)
-    state = content.renamed(list(tczhangzhi.rules(model.config)))
-    assert state["transformer.encoder_layers.0.attn.query.weight"].shape == (48, 3, 16)
-    assert state["transformer.encoder_layers.1.attn.out.weight"].shape == (3, 16, 48)
+    """Against the network written out from its names: tensordots over (D, heads, head_dim), epsilon 1e-5."""
+    width, heads = 48, 3
+    shapes: dict[str, tuple[int, ...]] = {
+        "embedding.weight": (width, 3, 4, 4),
+        "embedding.bias": (width,),
+        "cls_token": (1, 1, width),
+        "transformer.pos_embedding.pos_embedding": (1, 17, width),
+        "transformer.norm.weight": (width,),
+        "transformer.norm.bias": (width,),
+        "classifier.weight": (7, width),
+        "classifier.bias": (7,),
+    }
+    for layer in (f"transformer.encoder_layers.{i}" for i in range(2)):
+        for name in ("norm1", "norm2"):
+            shapes |= {f"{layer}.{name}.weight": (width,), f"{layer}.{name}.bias": (width,)}
+        for name in ("query", "key", "value"):
+            shapes |= {f"{layer}.attn.{name}.weight": (width, heads, 16), f"{layer}.attn.{name}.bias": (heads, 16)}
+        shapes |= {f"{layer}.attn.out.weight": (heads, 16, width), f"{layer}.attn.out.bias": (width,)}
+        shapes |= {f"{layer}.mlp.fc1.weight": (80, width), f"{layer}.mlp.fc1.bias": (80,)}
+        shapes |= {f"{layer}.mlp.fc2.weight": (width, 80), f"{layer}.mlp.fc2.bias": (width,)}
+    state = random_state(shapes)
     torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in state.items()}}, tmp_path / "x.pth")
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return nn.functional.layer_norm(x, (width,), state[f"{name}.weight"], state[f"{name}.bias"], eps=1e-5)
+
     images = pictures(*IMAGES)
+    x = nn.functional.conv2d(images, state["embedding.weight"], state["embedding.bias"], stride=4)
+    x = x.permute(0, 2, 3, 1).reshape(3, 16, width)
+    x = torch.cat([state["cls_token"].repeat(3, 1, 1), x], dim=1) + state["transformer.pos_embedding.pos_embedding"]
+    for layer in (f"transformer.encoder_layers.{i}" for i in range(2)):
+        y = norm(x, f"{layer}.norm1")
+        q, k, v = (
+            torch.tensordot(y, state[f"{layer}.attn.{name}.weight"], dims=([2], [0]))
+            + state[f"{layer}.attn.{name}.bias"]
+            for name in ("query", "key", "value")
+        )
+        mixed = torch.tensordot(attend(q, k, v), state[f"{layer}.attn.out.weight"], dims=([2, 3], [0, 1]))
+        x = x + mixed + state[f"{layer}.attn.out.bias"]
+        y = norm(x, f"{layer}.norm2") @ state[f"{layer}.mlp.fc1.weight"].T + state[f"{layer}.mlp.fc1.bias"]
+        x = x + nn.functional.gelu(y) @ state[f"{layer}.mlp.fc2.weight"].T + state[f"{layer}.mlp.fc2.bias"]
+    logits = norm(x, "transformer.norm")[:, 0] @ state["classifier.weight"].T + state["classifier.bias"]
     checkpoint = vitral.load(tmp_path / "x.pth")
-    assert torch.equal(checkpoint.model(images), model(images))
-    attention = OtherAttention(state, 0)
-    x = pictures(2, 5, 48)
-    ours = model.blocks[0].get_submodule("attention")
-    qkv = ours.to_qkv(x).chunk(3, dim=-1)
-    for part, mine in zip(("query", "key", "value"), qkv, strict=True):
-        torch.testing.assert_close(attention.project(x, part).flatten(-2), mine, **CLOSE)
-
-
-class OtherAttention:
-    """How tczhangzhi's code uses its tensors: tensordot over the last axis."""
-
-    def __init__(self, state: dict[str, Tensor], layer: int):
-        self.state, self.prefix = state, f"transformer.encoder_layers.{layer}.attn."
-
-    def project(self, x: Tensor, part: str) -> Tensor:
-        weight, bias = self.state[f"{self.prefix}{part}.weight"], self.state[f"{self.prefix}{part}.bias"]
-        return torch.tensordot(x, weight, dims=([2], [0])) + bias
+    torch.testing.assert_close(checkpoint.model(images), logits, **CLOSE)
 
 
 @torch.no_grad()
 def test_labml(tmp_path: Path) -> None:
-    model = small_model(norm_eps=1e-5, representation=20, representation_activation="relu")
-    from vitral.weights.content import Content
-    from vitral.weights.dialects import labml
+    """Against the network written out from its names, sequence first, as labml runs it."""
+    width, heads = 48, 3
+    shapes: dict[str, tuple[int, ...]] = {
+        "patch_emb.conv.weight": (width, 3, 4, 4),
+        "patch_emb.conv.bias": (width,),
+        "cls_token_emb": (1, 1, width),
+        "pos_emb.positional_encodings": (5000, 1, width),
+        "ln.weight": (width,),
+        "ln.bias": (width,),
+        "classification.linear1.weight": (20, width),
+        "classification.linear1.bias": (20,),
+        "classification.linear2.weight": (7, 20),
+        "classification.linear2.bias": (7,),
+    }
+    for layer in (f"transformer_layers.{i}" for i in range(2)):
+        for name in ("norm_self_attn", "norm_ff"):
+            shapes |= {f"{layer}.{name}.weight": (width,), f"{layer}.{name}.bias": (width,)}
+        for name in ("self_attn.query.linear", "self_attn.key.linear", "self_attn.value.linear", "self_attn.output"):
+            shapes |= {f"{layer}.{name}.weight": (width, width), f"{layer}.{name}.bias": (width,)}
+        shapes |= {f"{layer}.feed_forward.layer1.weight": (80, width), f"{layer}.feed_forward.layer1.bias": (80,)}
+        shapes |= {f"{layer}.feed_forward.layer2.weight": (width, 80), f"{layer}.feed_forward.layer2.bias": (width,)}
+    state = random_state(shapes)
+    torch.save(state, tmp_path / "x.pth")
 
-    content = Content(
-        dialect="x", config=model.config, state=model.state_dict(), preprocess=vitral.Preprocess(size=(16, 16))
-    )
-    state = content.renamed(list(labml.rules(model.config)))
-    table = torch.randn(5000, 1, 48)
-    table[:17] = state["pos_emb.positional_encodings"]
-    torch.save({**state, "pos_emb.positional_encodings": table}, tmp_path / "x.pth")
+    def linear(x: Tensor, name: str) -> Tensor:
+        return nn.functional.linear(x, state[f"{name}.weight"], state[f"{name}.bias"])
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return nn.functional.layer_norm(x, (width,), state[f"{name}.weight"], state[f"{name}.bias"], eps=1e-5)
+
+    images = pictures(*IMAGES)
+    x = nn.functional.conv2d(images, state["patch_emb.conv.weight"], state["patch_emb.conv.bias"], stride=4)
+    x = x.permute(2, 3, 0, 1).reshape(16, 3, width)  # patches, images, width
+    x = torch.cat([state["cls_token_emb"].expand(1, 3, width), x]) + state["pos_emb.positional_encodings"][:17]
+    for layer in (f"transformer_layers.{i}" for i in range(2)):
+        y = norm(x, f"{layer}.norm_self_attn")
+        q, k, v = (
+            linear(y, f"{layer}.self_attn.{name}.linear").view(17, 3, heads, 16).transpose(0, 1)
+            for name in ("query", "key", "value")
+        )
+        x = x + linear(attend(q, k, v).transpose(0, 1).reshape(17, 3, width), f"{layer}.self_attn.output")
+        y = linear(norm(x, f"{layer}.norm_ff"), f"{layer}.feed_forward.layer1")
+        x = x + linear(nn.functional.gelu(y), f"{layer}.feed_forward.layer2")
+    logits = linear(linear(norm(x[0], "ln"), "classification.linear1").relu(), "classification.linear2")
     with pytest.raises(vitral.WeightsError, match="image_size"):
         vitral.load(tmp_path / "x.pth", heads=3)
     checkpoint = vitral.load(tmp_path / "x.pth", heads=3, image_size=16)
-    images = pictures(*IMAGES)
-    assert torch.equal(checkpoint.model(images), model(images))
+    torch.testing.assert_close(checkpoint.model(images), logits, **CLOSE)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,15 @@ from vitral.errors import VitralError
 
 app = App(
     name="vitral",
-    help="Vision Transformers: build, measure and look inside them.",
+    help="Vision Transformers: build them, measure them, and exchange their weights.",
     version=__version__,
     help_epilogue="`vitral VERB --help` tells more. `--debug` shows where an error came from.",
 )
 app.command("vitral.cli.models:models", help="Names, parameters, FLOPs and memory of the models.")
+app.command(
+    "vitral.cli.describe:describe", help="Any checkpoint: its dialect, config, and what became of every tensor."
+)
+app.command("vitral.cli.convert:convert", help="A checkpoint in another dialect, compared after writing.")
 app.command("vitral.cli.doctor:doctor", help="The device, the versions, what is missing and how to get it.")
 
 

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from os import fsync, getpid
 from os import replace as rename
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 
 from vitral.errors import WeightsError
@@ -70,7 +71,9 @@ def written_aside(path: Path) -> Iterator[Path]:
         with aside.open("rb+") as stream:
             fsync(stream.fileno())
         rename(aside, path)
-    except OSError as error:
-        raise WeightsError(f"{path} cannot be written: {error.strerror or error}.") from error
+    except (OSError, SafetensorError, RuntimeError) as error:  # torch.save turns a full disk into the last
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise WeightsError(f"{path} cannot be written: {reason}.") from error
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)

@@ -229,7 +229,7 @@ def write(content: Content, path: Path) -> list[str]:
     )
     tensors = content.renamed(list(rules(config, Style())))
     if path.suffix:
-        write_state(content, tensors, path, {**IMPLIED, "heads": config.heads})
+        write_state(content, tensors, path, IMPLIED)
         return []
     write_state(content, tensors, path / "model.safetensors", {}, hints=False)
     for name, described in (

@@ -275,8 +275,7 @@ def write(content: Content, path: Path) -> list[str]:
     ahead = 0 if config.registers else int(config.has_class_token)  # timm gives registers no rows
     tensors = content.renamed(list(rules(config, ahead=ahead)))
     if path.suffix:
-        implied = {**IMPLIED, "heads": config.heads}
-        write_state(content, tensors, path, implied)
+        write_state(content, tensors, path, IMPLIED)
     else:
         write_state(content, tensors, path / "model.safetensors", {})
         with written_aside(path / "config.json") as aside:

@@ -133,6 +133,5 @@ def write(content: Content, path: Path) -> list[str]:
         raise WeightsError("torchvision's VisionTransformer is for square RGB images and square patches only.")
     if config.stem is not None and not (isinstance(config.stem, ConvStem) and config.stem.norm == "batch"):
         raise WeightsError("The torchvision layout cannot hold this stem; it has ConvStem(norm='batch') or none.")
-    write_state(content, content.renamed(list(rules(config))), path, {**IMPLIED, "heads": config.heads})
-    found = [] if config.norm_eps == 1e-6 else [f"Give torchvision norm_layer with epsilon {config.norm_eps}."]
-    return found
+    write_state(content, content.renamed(list(rules(config))), path, IMPLIED)
+    return [] if config.norm_eps == 1e-6 else [f"Give torchvision norm_layer with epsilon {config.norm_eps}."]

@@ -1,0 +1,121 @@
+"""``vitral describe`` and ``vitral convert`` as a person types them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vitral
+from tests.cli.test_commands import vitral as run
+from tests.conftest import small_model
+
+GOLDEN = Path("tests/parity/golden")
+
+
+def test_describe_as_a_page() -> None:
+    done = run("describe", str(GOLDEN / "hybrid.npz"))
+    assert done.returncode == 0, done.stderr
+    for words in ("google checkpoint (npz)", "sha256", "stages 1 x 2", "renamed    76", "assumed", "mean and std 0.5"):
+        assert words in done.stdout, words
+    assert "Transformer/encoderblock_{0..1}/LayerNorm_0/{scale,bias}: blocks.i.norm1" in done.stdout
+
+
+def test_describe_as_json() -> None:
+    described = json.loads(run("describe", str(GOLDEN / "token.npz"), "--format", "json").stdout)
+    assert described["config"]["width"] == 48
+    assert described["config"]["image_size"] == 32
+    assert described["preprocess"]["mean"] == [0.5, 0.5, 0.5]
+    assert {"taken", "renamed", "resized", "fresh", "ignored", "assumed"} <= set(described["report"])
+    assert described["report"]["renamed"]["cls"] == "class_token"
+    assert len(described["sha256"]) == 64
+    assert run("describe", str(GOLDEN / "token.npz"), "--format", "quiet").stdout == "google\n"
+
+
+def test_describe_at_another_size() -> None:
+    done = run("describe", str(GOLDEN / "token.npz"), "--image-size", "48x64", "--format", "json")
+    assert list(json.loads(done.stdout)["report"]["resized"]) == ["Transformer/posembed_input/pos_embedding"]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "There is no file"), (b"", "is empty"), (b"hello world, hello", "no checkpoint")]
+)
+def test_describe_what_is_none(content: bytes | None, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.pth"
+    if content is not None:
+        path.write_bytes(content)
+    done = run("describe", str(path))
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not done.stdout
+
+
+def test_describe_finds_one_flipped_bit(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    vitral.save(small_model(), path)
+    assert run("describe", str(path)).returncode == 0
+    content = bytearray(path.read_bytes())
+    content[-1000] ^= 1
+    path.write_bytes(content)
+    done = run("describe", str(path))
+    assert done.returncode == 2
+    assert "checksum" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("to", "target"),
+    [
+        ("native", "x.safetensors"),
+        ("google", "x.npz"),
+        ("big_vision", "x.npz"),
+        ("timm", "x.safetensors"),
+        ("timm", "folder"),
+        ("huggingface", "folder"),
+        ("huggingface", "x.safetensors"),
+    ],
+)
+def test_convert_and_compare(to: str, target: str, tmp_path: Path) -> None:
+    done = run("convert", str(GOLDEN / "token.npz"), str(tmp_path / target), "--to", to, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert result["difference"] <= 1e-5
+    assert result["from"] == "google"
+
+
+def test_convert_overwrites_only_when_told(tmp_path: Path) -> None:
+    words = ("convert", str(GOLDEN / "token.npz"), str(tmp_path / "x.safetensors"), "--to", "native")
+    (tmp_path / "x.safetensors").write_text("precious")
+    refused = run(*words)
+    assert refused.returncode == 2
+    assert "--overwrite" in refused.stderr
+    assert (tmp_path / "x.safetensors").read_text() == "precious"
+    assert run(*words, "--overwrite").returncode == 0
+
+
+def test_convert_to_what_cannot_hold_it(tmp_path: Path) -> None:
+    done = run("convert", str(GOLDEN / "token.npz"), str(tmp_path / "x.pth"), "--to", "torchvision")
+    assert done.returncode == 2
+    assert "activation" in done.stderr
+    done = run(
+        "convert", str(GOLDEN / "token.npz"), str(tmp_path / "x.pth"), "--to", "torchvision", "--set", "activation=gelu"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--to", "tim"], "tim"),
+        (["--to", "timm", "--set", "image_size"], "FIELD=VALUE"),
+        (["--to", "timm", "--set", "wisdom=3"], "wisdom"),
+        (["--to", "native", "--set", "image_size=30"], "image_size"),
+        ([], "to"),
+    ],
+)
+def test_convert_with_wrong_words(words: list[str], reason: str, tmp_path: Path) -> None:
+    done = run("convert", str(GOLDEN / "token.npz"), str(tmp_path / "x.safetensors"), *words)
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
