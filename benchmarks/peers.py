@@ -1,9 +1,11 @@
-"""The same network in other people's code: builds a peer's model and copies our parameters into it, tensor by tensor.
+"""The same network in other people's code: builds a peer's model and copies our parameters into it by the rules of its
+dialect; the peer itself checks that nothing is missing or left over.
 
 Used by the benchmarks, which compare outputs before they compare times, and by tests/parity.
 """
 
 import sys
+from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -12,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitral.model.config import ViTConfig
 from vitral.model.vit import ViT
+from vitral.weights.dialects import huggingface, timm, torchvision
+from vitral.weights.rules import Rule
 
 
 @cache
@@ -28,46 +31,20 @@ def mend_torchvision() -> None:
         sys.modules["torchvision._meta_registrations"] = ModuleType("torchvision._meta_registrations")
 
 
-ACTIVATIONS = {"gelu": nn.GELU, "gelu-tanh": lambda: nn.GELU(approximate="tanh"), "relu": nn.ReLU}
-
-
 def in_timm(model: ViT) -> nn.Module:
     mend_torchvision()
     from timm.models.vision_transformer import VisionTransformer
 
     config = model.config
     fields: dict[str, Any] = dict(
-        **_timm_sizes(config),
-        global_pool={"token": "token", "mean": "avg", "map": "map", "none": ""}[config.pool],
-        class_token=config.has_class_token,
-        no_embed_class=bool(config.registers),
-        reg_tokens=config.registers,
-        init_values=config.layer_scale,
-        fc_norm=config.norm_after_pool,
+        **timm.arguments(config),
+        in_chans=config.channels,
+        num_classes=config.num_classes,
         norm_layer=lambda width, **kw: nn.LayerNorm(width, eps=config.norm_eps, **kw),
-        act_layer=ACTIVATIONS[config.activation],
         dynamic_img_size=True,
     )
-    peer = VisionTransformer(**fields)
-    ours, theirs = model.state_dict(), {}
-    table = ours["positions.0.table"]
-    if config.registers:  # a table of patches alone: what was added to the class token goes into it
-        theirs["cls_token"] = (ours["class_token"] + table[:1])[None]
-        table = table[1:]
-    elif config.has_class_token:
-        theirs["cls_token"] = ours["class_token"][None]
-    theirs["pos_embed"] = table[None]
-    if config.registers:
-        theirs["reg_token"] = ours["registers"][None]
-    theirs |= _renamed(ours, "patches.project", "patch_embed.proj", weight=_as_convolution(config))
-    theirs |= _renamed(ours, "norm", "fc_norm" if config.norm_after_pool else "norm")
-    theirs |= _renamed(ours, "head", "head")
-    theirs |= _timm_blocks(ours, config)
-    if config.pool == "map":
-        theirs["attn_pool.latent"] = ours["pool.probe"][None]
-        for our, their in _TIMM_MAP.items():
-            theirs |= _renamed(ours, f"pool.{our}", f"attn_pool.{their}")
-    return _loaded(peer, theirs)
+    ahead = 0 if config.registers else int(config.has_class_token)
+    return _loaded(VisionTransformer(**fields), _renamed(model, timm.rules(config, ahead=ahead)))
 
 
 def in_naflex(model: ViT) -> nn.Module:
@@ -89,12 +66,11 @@ def in_naflex(model: ViT) -> nn.Module:
         patchify_channels_last=False,
     )
     peer = NaFlexVit(NaFlexVitCfg(**fields), num_classes=config.num_classes)
-    ours, theirs = model.state_dict(), {}
-    table = ours["positions.0.table"]
-    theirs["embeds.cls_token"] = (ours["class_token"] + table[:1])[None]
-    theirs["embeds.pos_embed"] = table[1:].unflatten(0, config.table_grid)[None]
-    theirs |= _renamed(ours, "patches.project", "embeds.proj")
-    theirs |= _renamed(ours, "norm", "norm") | _renamed(ours, "head", "head") | _timm_blocks(ours, config)
+    theirs = _renamed(model, timm.rules(config, ahead=0))
+    theirs["embeds.cls_token"] = theirs.pop("cls_token")
+    theirs["embeds.pos_embed"] = theirs.pop("pos_embed").unflatten(1, config.table_grid)
+    theirs["embeds.proj.weight"] = theirs.pop("patch_embed.proj.weight").flatten(1)
+    theirs["embeds.proj.bias"] = theirs.pop("patch_embed.proj.bias")
     return _loaded(peer, theirs)
 
 
@@ -130,21 +106,13 @@ def in_transformers(model: ViT) -> nn.Module:
         num_labels=config.num_classes,
     )
     peer = ViTForImageClassification(TheirConfig(**fields))
-    ours, theirs = model.state_dict(), {}
-    theirs["vit.embeddings.cls_token"] = ours["class_token"][None]
-    theirs["vit.embeddings.position_embeddings"] = ours["positions.0.table"][None]
-    patch = "vit.embeddings.patch_embeddings.projection"
-    theirs |= _renamed(ours, "patches.project", patch, weight=_as_convolution(config))
-    theirs |= _renamed(ours, "norm", "vit.layernorm")
-    theirs |= _renamed(ours, "head", "classifier")
-    for i in range(config.depth):
-        for our, their in _TRANSFORMERS_BLOCK.items():
-            theirs |= _renamed(ours, f"blocks.{i}.{our}", f"vit.layers.{i}.{their}")
-        for kind in ("weight", "bias"):
-            parts = ours[f"blocks.{i}.attention.to_qkv.{kind}"].chunk(3)
-            for name, part in zip(("q_proj", "k_proj", "v_proj"), parts, strict=True):
-                theirs[f"vit.layers.{i}.attention.{name}.{kind}"] = part
-    return LogitsOnly(_loaded(peer, theirs))
+    in_memory = huggingface.Style(
+        layers="layers",
+        qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+        out="attention.o_proj",
+        mlp=("mlp.fc1", "mlp.fc2"),
+    )
+    return LogitsOnly(_loaded(peer, _renamed(model, huggingface.rules(config, in_memory))))
 
 
 class LogitsOnly(nn.Module):
@@ -171,22 +139,7 @@ def in_torchvision(model: ViT) -> nn.Module:
         num_classes=config.num_classes,
         representation_size=config.representation,
     )
-    peer = VisionTransformer(**fields)
-    ours, theirs = model.state_dict(), {}
-    theirs["class_token"] = ours["class_token"][None]
-    theirs["encoder.pos_embedding"] = ours["positions.0.table"][None]
-    theirs |= _renamed(ours, "patches.project", "conv_proj", weight=_as_convolution(config))
-    theirs |= _renamed(ours, "norm", "encoder.ln")
-    theirs |= _renamed(ours, "head", "heads.head")
-    if config.representation:
-        theirs |= _renamed(ours, "representation.0", "heads.pre_logits")
-    for i in range(config.depth):
-        for our, their in _TORCHVISION_BLOCK.items():
-            theirs |= _renamed(ours, f"blocks.{i}.{our}", f"encoder.layers.encoder_layer_{i}.{their}")
-        for kind in ("weight", "bias"):
-            key = f"encoder.layers.encoder_layer_{i}.self_attention.in_proj_{kind}"
-            theirs[key] = ours[f"blocks.{i}.attention.to_qkv.{kind}"]
-    return _loaded(peer, theirs)
+    return _loaded(VisionTransformer(**fields), _renamed(model, torchvision.rules(config)))
 
 
 def in_vit_pytorch(model: ViT) -> nn.Module:
@@ -206,68 +159,12 @@ def in_vit_pytorch(model: ViT) -> nn.Module:
     )
 
 
-_TIMM_BLOCK = {
-    "norm1": "norm1",
-    "attention.to_qkv": "attn.qkv",
-    "attention.to_out": "attn.proj",
-    "norm2": "norm2",
-    "mlp.expand": "mlp.fc1",
-    "mlp.contract": "mlp.fc2",
-}
-_TIMM_MAP = {
-    "to_q": "q",
-    "to_kv": "kv",
-    "to_out": "proj",
-    "norm": "norm",
-    "mlp.expand": "mlp.fc1",
-    "mlp.contract": "mlp.fc2",
-}
-_TRANSFORMERS_BLOCK = {
-    "norm1": "layernorm_before",
-    "attention.to_out": "attention.o_proj",
-    "norm2": "layernorm_after",
-    "mlp.expand": "mlp.fc1",
-    "mlp.contract": "mlp.fc2",
-}
-_TORCHVISION_BLOCK = {
-    "norm1": "ln_1",
-    "attention.to_out": "self_attention.out_proj",
-    "norm2": "ln_2",
-    "mlp.expand": "mlp.0",
-    "mlp.contract": "mlp.3",
-}
-
-
-def _timm_sizes(config: ViTConfig) -> dict[str, Any]:
-    return dict(
-        img_size=config.image_size,
-        patch_size=config.patch_size,
-        in_chans=config.channels,
-        num_classes=config.num_classes,
-        embed_dim=config.width,
-        depth=config.depth,
-        num_heads=config.heads,
-        mlp_ratio=config.mlp_width / config.width,
-    )
-
-
-def _timm_blocks(ours: dict[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
-    theirs = {}
-    for i in range(config.depth):
-        for our, their in _TIMM_BLOCK.items():
-            theirs |= _renamed(ours, f"blocks.{i}.{our}", f"blocks.{i}.{their}")
-        if config.layer_scale is not None:
-            theirs[f"blocks.{i}.ls1.gamma"] = ours[f"blocks.{i}.after_attention.scale"]
-            theirs[f"blocks.{i}.ls2.gamma"] = ours[f"blocks.{i}.after_mlp.scale"]
+def _renamed(model: ViT, rules: Iterable[Rule]) -> dict[str, Tensor]:
+    state, theirs = model.state_dict(), {}
+    for rule in rules:
+        tensors = rule.write(tuple(state[name] for name in rule.ours))
+        theirs |= dict(zip(rule.theirs, tensors, strict=True))
     return theirs
-
-
-def _as_convolution(config: ViTConfig) -> Any:
-    return lambda weight: weight.unflatten(1, (config.channels, *config.patch_hw))
-
-
-def _renamed(ours: dict[str, Tensor], our: str, their: str, weight: Any = lambda tensor: tensor) -> dict[str, Tensor]:
-    return {f"{their}.weight": weight(ours[f"{our}.weight"]), f"{their}.bias": ours[f"{our}.bias"]}
 
 
 def _loaded(peer: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
