@@ -35,7 +35,7 @@ format: .venv/installed-dev
 	@touch $@
 
 .venv/installed-dev: .venv/installed-core
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,peers,docs,hub]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,peers,docs,all]'
 	@touch $@
 
 clean:

@@ -1,0 +1,311 @@
+"""From the bytes of a picture to pixels: uint8 (height, width, channels), upright, on a stated background.
+
+What is allowed is decided by the content and the header, before any pixel is decoded. A file that cannot be used gives
+a BadPicture whose ``reason`` is one of a few words, so that they can be counted.
+"""
+
+import io
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from types import ModuleType
+from typing import Literal
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from vitral.errors import DataError
+
+Pixels = np.ndarray
+Reason = Literal[
+    "empty", "unsupported", "truncated", "corrupt", "too large", "too many pixels", "bad dimensions", "wrong channels"
+]
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy")
+_FORMATS = {
+    b"\xff\xd8\xff": "JPEG",
+    b"\x89PNG\r\n\x1a\n": "PNG",
+    b"GIF87a": "GIF",
+    b"GIF89a": "GIF",
+    b"BM": "BMP",
+    b"II*\x00": "TIFF",
+    b"MM\x00*": "TIFF",
+    b"\x93NUMPY": "NPY",
+}
+_UPRIGHT = {  # EXIF orientation: what puts the picture upright
+    2: lambda x: x[:, ::-1],
+    3: lambda x: x[::-1, ::-1],
+    4: lambda x: x[::-1],
+    5: lambda x: x.swapaxes(0, 1),
+    6: lambda x: x[::-1].swapaxes(0, 1),
+    7: lambda x: x[::-1, ::-1].swapaxes(0, 1),
+    8: lambda x: x.swapaxes(0, 1)[::-1],
+}
+_ORIENTATION = 0x0112
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What a picture may claim in its header."""
+
+    bytes: int = 256 * 2**20
+    pixels: int = 89_000_000
+    side: int = 65_500
+    aspect: float = 100.0
+
+
+LIMITS = Limits()
+
+
+class BadPicture(DataError):  # noqa: N818, it is a picture that is bad
+    """A picture that cannot be used, and the reason in a word."""
+
+    def __init__(self, reason: Reason, detail: str = ""):
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason: Reason = reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Header:
+    """What a file says about its picture, before it is decoded; height and width as a person sees it."""
+
+    format: str
+    height: int
+    width: int
+    mode: str
+    orientation: int = 1
+
+    @property
+    def is_turned(self) -> bool:
+        return self.orientation >= 5
+
+
+def find_format(content: bytes) -> str:
+    if not content:
+        raise BadPicture("empty")
+    for magic, name in _FORMATS.items():
+        if content.startswith(magic):
+            return name
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        return "WEBP"
+    raise BadPicture("unsupported", f"starts with {content[:8]!r}")
+
+
+def read_header(content: bytes, limits: Limits = LIMITS) -> Header:
+    """Size, mode and orientation; refuses what is too large before anything is decoded."""
+    name = find_format(content)
+    if len(content) > limits.bytes:
+        raise BadPicture("too large", f"{len(content):,} bytes; at most {limits.bytes:,}")
+    if name == "NPY":
+        shape, _, _ = _npy_header(content)
+        header = Header(
+            format=name, height=shape[0], width=shape[1], mode=f"{shape[2] if len(shape) == 3 else 1} bands"
+        )
+    else:
+        header = _header_of(_open(content, name), name)
+    _check_size(header, limits)
+    return header
+
+
+def _check_size(header: Header, limits: Limits) -> None:
+    height, width = header.height, header.width
+    seen = f"{width} x {height} pixels"
+    if min(height, width) < 1 or max(height, width) > limits.side:
+        raise BadPicture("bad dimensions", f"{seen}; a side is from 1 to {limits.side}")
+    if max(height, width) > limits.aspect * min(height, width):
+        raise BadPicture("bad dimensions", f"{seen}; at most {limits.aspect:g} times as long as wide")
+    if height * width > limits.pixels:
+        raise BadPicture("too many pixels", f"{seen}; at most {limits.pixels / 1e6:.0f} million")
+
+
+def _open(content: bytes, name: str) -> Image.Image:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sizes, which are checked here, and of odd metadata
+            return Image.open(io.BytesIO(content), formats=[name])
+    except Image.DecompressionBombError as error:
+        raise BadPicture("too many pixels", str(error)) from error
+    except UnidentifiedImageError as error:
+        raise BadPicture("truncated" if _is_cut(content, name) else "corrupt", "the header cannot be read") from error
+    except (OSError, SyntaxError, ValueError, EOFError, OverflowError, MemoryError) as error:
+        raise BadPicture("truncated" if _is_cut(content, name) else "corrupt", str(error)) from error
+
+
+def _is_cut(content: bytes, name: str) -> bool:
+    """Whether the end of the file is missing, for formats that mark it."""
+    if name == "JPEG":
+        return b"\xff\xd9" not in content[-64:]
+    if name == "PNG":
+        return b"IEND" not in content[-64:]
+    if name == "WEBP":
+        return len(content) < int.from_bytes(content[4:8], "little") + 8
+    if name == "GIF":
+        return not content.rstrip(b"\0").endswith(b";")
+    return True
+
+
+def _header_of(image: Image.Image, name: str) -> Header:
+    orientation = 1
+    try:
+        found = image.getexif().get(_ORIENTATION, 1)
+        orientation = found if found in _UPRIGHT else 1
+    except Exception:  # damaged metadata say nothing about the picture
+        orientation = 1
+    width, height = image.size
+    if orientation >= 5:
+        height, width = width, height
+    return Header(format=name, height=height, width=width, mode=image.mode, orientation=orientation)
+
+
+def decode(
+    content: bytes,
+    channels: int = 3,
+    *,
+    background: int = 255,
+    shrink: int = 1,
+    limits: Limits = LIMITS,
+    header: Header | None = None,
+) -> Pixels:
+    """Pixels of a picture, upright.
+
+    A JPEG can be decoded at 1 / ``shrink`` of its size, rounded up, which costs far less; shrink is 1, 2, 4 or 8, and
+    has no effect on other formats."""
+    header = header or read_header(content, limits)
+    if header.format == "NPY":
+        return _fit_channels(_decode_npy(content), channels)
+    if header.format == "JPEG" and header.mode in ("RGB", "L") and channels in (1, 3):
+        pixels = _decode_jpeg(content, header, channels, shrink)
+        if pixels is not None:
+            return _upright(pixels, header)
+    pixels = _decode_with_pillow(content, header, channels, background, shrink)
+    return _upright(pixels, header)
+
+
+def _upright(pixels: Pixels, header: Header) -> Pixels:
+    if header.orientation == 1:
+        return pixels
+    return np.ascontiguousarray(_UPRIGHT[header.orientation](pixels))
+
+
+@cache
+def fast_jpeg() -> ModuleType | None:
+    """simplejpeg, where it is installed."""
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
+
+
+def _decode_jpeg(content: bytes, header: Header, channels: int, shrink: int) -> Pixels | None:
+    """By simplejpeg; None when it is not there or does not like the file, which Pillow then judges."""
+    simplejpeg = fast_jpeg()
+    if simplejpeg is None or header.mode != {1: "L", 3: "RGB"}[channels]:
+        return None
+    height, width = _stored_size(header, shrink)
+    try:
+        colours = "GRAY" if channels == 1 else "RGB"
+        return simplejpeg.decode_jpeg(content, colorspace=colours, min_height=height, min_width=width)
+    except (ValueError, RuntimeError, MemoryError):
+        return None
+
+
+def _stored_size(header: Header, shrink: int) -> tuple[int, int]:
+    """(height, width) as the file has it, before it is put upright."""
+    sides = -(-header.height // shrink), -(-header.width // shrink)
+    return (sides[1], sides[0]) if header.is_turned else sides
+
+
+def _decode_with_pillow(content: bytes, header: Header, channels: int, background: int, shrink: int) -> Pixels:
+    image = _open(content, header.format)
+    try:
+        if shrink > 1 and header.format == "JPEG":
+            height, width = _stored_size(header, shrink)
+            image.draft(None, (width, height))
+        if channels not in (1, 3):
+            return _bands(image, channels)
+        image.load()
+        return _convert(image, channels, background)
+    except BadPicture:
+        raise
+    except Exception as error:  # Pillow's decoders raise nearly anything
+        cut = "truncated" in str(error) or _is_cut(content, header.format)
+        raise BadPicture("truncated" if cut else "corrupt", str(error)) from error
+
+
+def _convert(image: Image.Image, channels: int, background: int) -> Pixels:
+    """Any mode to grey or RGB, without clipping 16 bits, transparent pixels over the background."""
+    mode = "RGB" if channels == 3 else "L"
+    if image.mode.startswith("I;16") or image.mode == "I":
+        grey = np.asarray(image)
+        deep = grey.max(initial=0) > 255 or image.mode.startswith("I;16")
+        grey = (grey >> 8 if deep else grey).clip(0, 255).astype(np.uint8)
+        return np.repeat(grey[..., None], channels, axis=2)
+    if image.mode == "F":
+        raise BadPicture("unsupported", "pixels are floating-point numbers")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or (image.mode == "P" and "transparency" in image.info):
+        image = image.convert("RGBA")
+        canvas = Image.new("RGBA", image.size, (background, background, background, 255))
+        image = Image.alpha_composite(canvas, image)
+    elif image.mode in ("L", "RGB") and "transparency" in image.info:
+        image = Image.alpha_composite(
+            Image.new("RGBA", image.size, (background, background, background, 255)), image.convert("RGBA")
+        )
+    pixels = np.asarray(image if image.mode == mode else image.convert(mode))
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def _bands(image: Image.Image, channels: int) -> Pixels:
+    """As they are in the file: the bands of one frame, or frames of one band each."""
+    frames = []
+    for index in range(min(getattr(image, "n_frames", 1), channels)):
+        image.seek(index)
+        frame = np.asarray(image)
+        frames.append(_to_bytes(frame[..., None] if frame.ndim == 2 else frame))
+    pixels = frames[0] if frames[0].shape[2] == channels else np.concatenate(frames, axis=2)
+    return _fit_channels(pixels, channels)
+
+
+def _fit_channels(pixels: Pixels, channels: int) -> Pixels:
+    if pixels.shape[2] == channels:
+        return pixels
+    if channels == 3 and pixels.shape[2] == 1:
+        return np.repeat(pixels, 3, axis=2)
+    raise BadPicture("wrong channels", f"{pixels.shape[2]} bands, and {channels} are needed")
+
+
+# ---- NumPy ----
+
+
+def _npy_header(content: bytes) -> tuple[tuple[int, ...], np.dtype, int]:
+    stream = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, is_fortran, dtype = read(stream)
+    except (ValueError, SyntaxError, EOFError, RecursionError) as error:
+        raise BadPicture("corrupt", str(error)) from error
+    if dtype.hasobject or dtype.kind not in "uif" or is_fortran or len(shape) not in (2, 3):
+        raise BadPicture(
+            "unsupported", f"an array of {dtype} with shape {shape}; it should be numbers (H, W) or (H, W, C)"
+        )
+    if prod(shape) * dtype.itemsize != len(content) - stream.tell():
+        raise BadPicture("truncated", f"shape {shape} needs another number of bytes")
+    return shape, dtype, stream.tell()
+
+
+def _decode_npy(content: bytes) -> Pixels:
+    shape, dtype, start = _npy_header(content)
+    pixels = _to_bytes(np.frombuffer(content, dtype, offset=start).reshape(shape))
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def _to_bytes(pixels: np.ndarray) -> Pixels:
+    """8 bits as they are, 16 bits by their upper half, numbers from 0 to 1 times 255."""
+    if pixels.dtype == np.uint8:
+        return pixels
+    if pixels.dtype == np.uint16:
+        return (pixels >> 8).astype(np.uint8)
+    if pixels.dtype.kind == "f" and pixels.size and pixels.min() >= 0 and pixels.max() <= 1:
+        return (pixels * 255).round().astype(np.uint8)
+    raise BadPicture("unsupported", f"{pixels.dtype} with values outside of what a picture has")

@@ -1,0 +1,163 @@
+"""Items: one picture each, wherever it lies, with its label; and the dataset that they make."""
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+
+from vitral.data.decode import BadPicture, Pixels
+from vitral.errors import MissingError
+
+
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
+"""What people call their splits."""
+
+
+class Source(Protocol):
+    """Where a picture's content is."""
+
+    def read(self) -> bytes | Pixels: ...
+
+
+@dataclass(frozen=True, slots=True)
+class InFile:
+    path: str
+
+    def read(self) -> bytes:
+        try:
+            return Path(self.path).read_bytes()
+        except OSError as error:
+            raise BadPicture("corrupt", f"cannot be read: {error.strerror or error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class InTar:
+    """A member of a shard, by its place: nothing is ever extracted."""
+
+    path: str
+    offset: int
+    size: int
+
+    def read(self) -> bytes:
+        stream = _open(self.path, os.getpid())
+        stream.seek(self.offset)
+        content = stream.read(self.size)
+        if len(content) < self.size:
+            raise BadPicture("truncated", "the shard ends before the picture does")
+        return content
+
+
+@lru_cache(maxsize=64)
+def _open(path: str, process: int) -> BinaryIO:
+    """A handle for each process: one shared by a fork would move under its feet."""
+    return Path(path).open("rb")
+
+
+@dataclass(frozen=True, slots=True)
+class InTable:
+    """A row of a Parquet file whose cells hold pictures."""
+
+    path: str
+    column: str
+    row: int
+
+    def read(self) -> bytes:
+        cell = _column(self.path, self.column)[self.row].as_py()
+        content = cell.get("bytes") if isinstance(cell, dict) else cell
+        if not isinstance(content, bytes):
+            raise BadPicture("empty", "the cell holds no picture")
+        return content
+
+
+@lru_cache(maxsize=8)
+def _column(path: str, column: str) -> Any:
+    return import_pyarrow().read_table(path, columns=[column], memory_map=True)[column]
+
+
+def import_pyarrow() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingError("pyarrow", "tables", "A Parquet table") from None
+    return pyarrow.parquet
+
+
+@dataclass(frozen=True, slots=True)
+class InDigits:
+    """One of the built-in digits."""
+
+    split: str
+    row: int
+
+    def read(self) -> Pixels:
+        return digits()[f"{self.split}_images"][self.row][..., None]
+
+
+@lru_cache(maxsize=1)
+def digits() -> dict[str, np.ndarray]:
+    with files("vitral.data").joinpath("digits.npz").open("rb") as stream, np.load(stream) as arrays:
+        return dict(arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    key: str
+    """A stable name: the path below the dataset, or shard and key."""
+    label: int | tuple[int, ...]
+    """The class, or all classes of a multi-label picture; -1: not labelled."""
+    source: Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    name: str
+    classes: tuple[str, ...]
+    splits: dict[str, tuple[Item, ...]]
+    """train, and val or test where there are any."""
+    multi_label: bool = False
+    channels: int = 3
+    """What the pictures have by nature: 1 for the built-in digits."""
+    notes: tuple[str, ...] = ()
+    """What was noticed while looking for pictures."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Members and rows that are no picture with a label, and why."""
+
+    def fingerprint(self) -> str:
+        """SHA-256 over names and labels of every split: whether a run goes on with the data that it began with."""
+        digest = hashlib.sha256("\n".join(self.classes).encode())
+        for split in sorted(self.splits):
+            digest.update(f"\n{split}".encode())
+            for item in self.splits[split]:
+                digest.update(f"\n{item.key}\t{item.label}".encode())
+        return digest.hexdigest()
+
+
+def counts(items: Sequence[Item], classes: int) -> list[int]:
+    """Pictures of each class."""
+    found = [0] * classes
+    for item in items:
+        for label in (item.label,) if isinstance(item.label, int) else item.label:
+            if label >= 0:
+                found[label] += 1
+    return found
+
+
+def natural_order(name: str) -> tuple[object, ...]:
+    """class2 before class10."""
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name))

@@ -1,0 +1,162 @@
+"""Batches in an order that can be repeated: for any number of workers, on any rank, and from any step on.
+
+Which pictures are in a batch is a function of (seed, epoch, number of the batch); what happens to a picture is one of
+(seed, epoch, picture). So a run that goes on needs to remember two numbers.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from vitral.data.augment import Augment, augment, random_generator
+from vitral.data.decode import BadPicture, Pixels, decode, read_header
+from vitral.data.items import Item
+from vitral.data.pixels import prepare
+from vitral.preprocess import Preprocess
+
+SMALL_PICTURE = 96 * 96
+CACHE_BYTES = 2**30
+_ORDER = 2**40 - 1  # the "sample" whose randomness is the order of an epoch
+Job = tuple[int, int]
+"""Epoch and item."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    images: Tensor | list[Tensor]
+    """uint8 (B, C, H, W); a list of (C, H, W) for native sizes."""
+    labels: Tensor
+    """(B,) classes; (B, K) of 0 and 1 for multi-label data."""
+    items: Tensor
+    """(B,): which items they are."""
+    bad: tuple[tuple[int, str], ...] = ()
+    """Items that could not be used, and why; they are in none of the others."""
+
+
+class Pictures(TorchDataset[tuple[int, Tensor | str]]):
+    """A picture by (epoch, item), prepared, and augmented where that is asked for; the reason for a bad one."""
+
+    def __init__(
+        self,
+        items: Sequence[Item],
+        preprocess: Preprocess,
+        *,
+        how: Augment | None = None,
+        seed: int = 0,
+        patch: tuple[int, int] = (1, 1),
+    ):
+        self.items, self.preprocess, self.how, self.seed, self.patch = items, preprocess, how, seed, patch
+        self.keep = _is_worth_keeping(items, preprocess.channels)
+        self.kept: dict[int, Pixels] = {}
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, job: Job) -> tuple[int, Tensor | str]:
+        epoch, index = job
+        try:
+            content = self.content(index)
+            if self.how is None:
+                return index, prepare(content, self.preprocess, patch=self.patch).contiguous()
+            return index, augment(content, self.preprocess, self.how, random_generator(self.seed, epoch, index))
+        except BadPicture as error:
+            return index, str(error)
+
+    def content(self, index: int) -> bytes | Pixels:
+        """Small pictures are decoded once and kept."""
+        if index in self.kept:
+            return self.kept[index]
+        content = self.items[index].source.read()
+        if isinstance(content, np.ndarray) and content.shape[2] != self.preprocess.channels:
+            content = np.repeat(content[..., :1], self.preprocess.channels, axis=2)
+        if self.keep:
+            if isinstance(content, bytes):
+                content = decode(content, self.preprocess.channels, background=self.preprocess.background)
+            self.kept[index] = content
+        return content
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"kept": {}}
+
+
+def _is_worth_keeping(items: Sequence[Item], channels: int) -> bool:
+    """Whether the pictures look small, by a few of them, and all together fit."""
+    try:
+        sizes = []
+        for item in items[:: max(1, len(items) // 16)][:16]:
+            content = item.source.read()
+            header = read_header(content) if isinstance(content, bytes) else None
+            sizes.append(header.height * header.width if header else content.shape[0] * content.shape[1])  # type: ignore[union-attr]
+    except BadPicture:
+        return False
+    return bool(sizes) and max(sizes) <= SMALL_PICTURE and max(sizes) * channels * len(items) <= CACHE_BYTES
+
+
+@dataclass(kw_only=True)
+class Loader:
+    """Batches of one split, epoch by epoch."""
+
+    pictures: Pictures
+    batch_size: int
+    """Of all ranks together."""
+    classes: int
+    multi_label: bool = False
+    shuffle: bool = False
+    workers: int = 0
+    rank: int = 0
+    world: int = 1
+    _running: Any = field(default=None, repr=False)
+
+    @property
+    def batches(self) -> int:
+        """In an epoch: without the remainder when shuffled, unless there is nothing else."""
+        whole, rest = divmod(len(self.pictures), self.batch_size)
+        return max(1, whole) if self.shuffle else whole + (rest > 0)
+
+    def order(self, epoch: int) -> np.ndarray:
+        count = len(self.pictures)
+        if not self.shuffle:
+            return np.arange(count)
+        return random_generator(self.pictures.seed, epoch, _ORDER).permutation(count)
+
+    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, from one of them on."""
+        order = self.order(epoch)
+        jobs = []
+        for number in range(start, self.batches):
+            whole = order[number * self.batch_size : (number + 1) * self.batch_size]
+            jobs.append([(epoch, int(index)) for index in whole[self.rank :: self.world]])
+        loader = DataLoader(
+            self.pictures,
+            batch_sampler=jobs,
+            num_workers=self.workers,
+            collate_fn=self.collate,
+            multiprocessing_context="spawn" if self.workers else None,
+        )
+        yield from loader
+
+    def collate(self, found: list[tuple[int, Tensor | str]]) -> Batch:
+        good = [(index, image) for index, image in found if isinstance(image, Tensor)]
+        images = [image for _, image in good]
+        same = len({image.shape for image in images}) == 1
+        return Batch(
+            images=torch.stack(images) if same else images,
+            labels=self.labels([index for index, _ in good]),
+            items=torch.tensor([index for index, _ in good], dtype=torch.long),
+            bad=tuple((index, reason) for index, reason in found if isinstance(reason, str)),
+        )
+
+    def labels(self, indices: list[int]) -> Tensor:
+        labels = [self.pictures.items[index].label for index in indices]
+        if not self.multi_label:
+            return torch.tensor(labels, dtype=torch.long)
+        table = torch.zeros(len(labels), self.classes)
+        for row, classes in enumerate(labels):
+            table[row, list(classes) if isinstance(classes, tuple) else [classes]] = 1
+        return table

@@ -1,0 +1,90 @@
+"""The run folder: the only place that knows the names of its files."""
+
+import csv
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitral.errors import ConfigError
+
+
+class Run:
+    """A training run on disk."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.config = folder / "config.toml"
+        self.manifest = folder / "manifest.json"
+        self.metrics = folder / "metrics.csv"
+        self.model = folder / "model.safetensors"
+        self.adapter = folder / "adapter.safetensors"
+        self.state = folder / "state"
+        self.report = folder / "report.json"
+        self.skipped = folder / "skipped.txt"
+        self.log = folder / "log.txt"
+
+    @classmethod
+    def create(cls, folder: Path | None, data: str, model: str) -> "Run":
+        """A new folder; an existing run is never written over."""
+        if folder is None:
+            name, number = f"{data}-{model}".replace("/", "-"), 1
+            while (Path("runs") / f"{name}-{number}").exists():
+                number += 1
+            folder = Path("runs") / f"{name}-{number}"
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigError(
+                f"{folder} is there already, and a run never overwrites another.",
+                hint=f"Give another --out, or continue it: vitral train --resume {folder}",
+            )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"The run folder {folder} cannot be made: {error.strerror}.") from error
+        return cls(folder)
+
+    @classmethod
+    def open(cls, folder: Path) -> "Run":
+        run = cls(folder)
+        if not run.config.is_file():
+            raise ConfigError(f"{folder} is no run: it has no config.toml.")
+        return run
+
+    def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
+        """Whole or not at all."""
+        aside = path.with_name(f".{path.name}.tmp")
+        aside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(aside, path)
+
+    def read_json(self, path: Path) -> dict[str, Any]:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+    def add_metrics(self, row: Mapping[str, Any]) -> None:
+        is_new = not self.metrics.exists()
+        with self.metrics.open("a", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, list(row))
+            if is_new:
+                writer.writeheader()
+            writer.writerow(row)
+
+    def read_metrics(self) -> list[dict[str, str]]:
+        if not self.metrics.exists():
+            return []
+        with self.metrics.open(newline="", encoding="utf-8") as stream:
+            return list(csv.DictReader(stream))
+
+    def keep_metrics(self, until_step: int) -> None:
+        """Forgets rows of steps that a resumed run will do again."""
+        rows = [row for row in self.read_metrics() if int(row["step"]) <= until_step]
+        self.metrics.unlink(missing_ok=True)
+        for row in rows:
+            self.add_metrics(row)
+
+    def add_log(self, line: str) -> None:
+        with self.log.open("a", encoding="utf-8") as stream:
+            stream.write(line + "\n")
+
+    def add_skipped(self, key: str, reason: str) -> None:
+        with self.skipped.open("a", encoding="utf-8") as stream:
+            stream.write(f"{key}\t{reason}\n")

@@ -1,0 +1,82 @@
+"""What a training run tells while it goes on. The console, the CSV, the report and the tests read the same events."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decided:
+    """One thing that was decided, and why."""
+
+    name: str
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Began:
+    """Training starts, or goes on after ``step`` steps."""
+
+    folder: Path
+    step: int
+    steps: int
+    batches: int
+    parameters: int
+    trained: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stepped:
+    step: int
+    steps: int
+    epoch: int
+    loss: float
+    lr: float
+    images_per_second: float
+    seconds_left: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochEnded:
+    """With the scores on the slice that chooses the model."""
+
+    epoch: int
+    step: int
+    train_loss: float
+    top1: float
+    top5: float
+    loss: float
+    is_best: bool
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    path: Path
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Warned:
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interrupted:
+    """The state is saved; ``resume`` is the line that goes on."""
+
+    step: int
+    resume: str
+    signal: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    folder: Path
+    held_out: dict[str, float]
+    best_step: int
+    train_seconds: float
+
+
+Event = Decided | Began | Stepped | EpochEnded | Saved | Warned | Interrupted | Finished
