@@ -101,16 +101,12 @@ def compare(first: Any, second: Any, images: int = 2) -> tuple[float, int]:
 
 def parse_fields(words: tuple[str, ...]) -> dict[str, Any]:
     """image_size=384 pool=mean class_token=true -> the fields of ViTConfig."""
-    import ast
+    from vitral.model.config import field_from_word
 
     fields = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
             raise ConfigError(f"--set {word!r} must be FIELD=VALUE.", hint="Such as image_size=384.")
-        special = {"true": True, "false": False, "none": None}
-        try:
-            fields[name.strip()] = special[value.lower()] if value.lower() in special else ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            fields[name.strip()] = value
+        fields[name.strip()] = field_from_word(value)
     return fields

@@ -15,10 +15,11 @@ from vitral.errors import VitralError
 
 app = App(
     name="vitral",
-    help="Vision Transformers: build them, measure them, and exchange their weights.",
+    help="Vision Transformers: train them, measure them, and exchange their weights.",
     version=__version__,
     help_epilogue="`vitral VERB --help` tells more. `--debug` shows where an error came from.",
 )
+app.command("vitral.cli.train:train", help="Train on pictures; what is not said is decided, with the reason.")
 app.command("vitral.cli.models:models", help="Names, parameters, FLOPs and memory of the models.")
 app.command(
     "vitral.cli.describe:describe", help="Any checkpoint: its dialect, config, and what became of every tensor."
@@ -31,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    if words[:1] == ["train"]:
+        from vitral.cli.train import gather_settings
+
+        words = ["train", *gather_settings(words[1:])]
     try:
         app(words, print_error=False, exit_on_error=False, result_action="return_value")
     except CycloptsError as error:

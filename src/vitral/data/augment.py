@@ -75,12 +75,19 @@ def random_generator(seed: int, epoch: int, sample: int) -> Generator:
     return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), (epoch << 40) | sample]))
 
 
-def augment(content: bytes | Pixels, preprocess: Preprocess, how: Augment, random: Generator) -> Tensor:
+def augment(
+    content: bytes | Pixels,
+    preprocess: Preprocess,
+    how: Augment,
+    random: Generator,
+    *,
+    patch: tuple[int, int] = (1, 1),
+) -> Tensor:
     """A training picture as uint8 (C, height, width)."""
     if how.crop in ("resized", "inception"):
         image = crop_and_resize(content, random_box(content, preprocess, how, random), preprocess)
     else:
-        image = prepare(content, preprocess)
+        image = prepare(content, preprocess, patch=patch)
         if how.crop == "shift":
             image = shifted(image, how.crop_shift, random)
     if how.flip and random.random() < how.flip:

@@ -102,6 +102,9 @@ def read_header(content: bytes, limits: Limits = LIMITS) -> Header:
             format=name, height=shape[0], width=shape[1], mode=f"{shape[2] if len(shape) == 3 else 1} bands"
         )
     else:
+        if name == "PNG" and len(content) >= 24:  # Pillow first looks for pixels, which a liar need not have
+            width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
+            _check_size(Header(format=name, height=height, width=width, mode=""), limits)
         header = _header_of(_open(content, name), name)
     _check_size(header, limits)
     return header

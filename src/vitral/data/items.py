@@ -15,7 +15,6 @@ import numpy as np
 from vitral.data.decode import BadPicture, Pixels
 from vitral.errors import MissingError
 
-
 SPLITS = {
     "train": "train",
     "training": "train",

@@ -4,8 +4,9 @@ Which pictures are in a batch is a function of (seed, epoch, number of the batch
 (seed, epoch, picture). So a run that goes on needs to remember two numbers.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,8 @@ class Pictures(TorchDataset[tuple[int, Tensor | str]]):
             content = self.content(index)
             if self.how is None:
                 return index, prepare(content, self.preprocess, patch=self.patch).contiguous()
-            return index, augment(content, self.preprocess, self.how, random_generator(self.seed, epoch, index))
+            random = random_generator(self.seed, epoch, index)
+            return index, augment(content, self.preprocess, self.how, random, patch=self.patch)
         except BadPicture as error:
             return index, str(error)
 
@@ -111,7 +113,6 @@ class Loader:
     workers: int = 0
     rank: int = 0
     world: int = 1
-    _running: Any = field(default=None, repr=False)
 
     @property
     def batches(self) -> int:
@@ -132,14 +133,18 @@ class Loader:
         for number in range(start, self.batches):
             whole = order[number * self.batch_size : (number + 1) * self.batch_size]
             jobs.append([(epoch, int(index)) for index in whole[self.rank :: self.world]])
-        loader = DataLoader(
-            self.pictures,
-            batch_sampler=jobs,
-            num_workers=self.workers,
-            collate_fn=self.collate,
-            multiprocessing_context="spawn" if self.workers else None,
-        )
-        yield from loader
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # more workers than cores are somebody's choice
+            batches = iter(
+                DataLoader(
+                    self.pictures,
+                    batch_sampler=jobs,
+                    num_workers=self.workers,
+                    collate_fn=self.collate,
+                    multiprocessing_context="spawn" if self.workers else None,
+                )
+            )
+        yield from batches
 
     def collate(self, found: list[tuple[int, Tensor | str]]) -> Batch:
         good = [(index, image) for index, image in found if isinstance(image, Tensor)]

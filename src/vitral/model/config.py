@@ -4,6 +4,7 @@ It needs no torch, so names, costs and command lines can be worked out before an
 under a field is its documentation wherever the field appears.
 """
 
+from ast import literal_eval
 from dataclasses import dataclass, fields
 from math import lcm
 from typing import Any, Literal, get_args
@@ -326,6 +327,17 @@ def check_field_names(names: dict[str, object]) -> None:
         if name not in known:
             hint = did_you_mean(name, known) or f"There are: {', '.join(known)}."
             raise ConfigError(f"ViTConfig has no field {name!r}.", hint=hint)
+
+
+def field_from_word(word: str) -> object:
+    """The value of a field as a person types it: 384, (2, 3), true, none, mean."""
+    special = {"true": True, "false": False, "none": None}
+    if word.lower() in special:
+        return special[word.lower()]
+    try:
+        return literal_eval(word)
+    except (ValueError, SyntaxError):
+        return word
 
 
 def _check_choice(name: str, value: object, choices: object) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vitral.data.augment import Augment
 from vitral.errors import ConfigError, did_you_mean
+from vitral.model.config import field_from_word
 
 Auto = Literal["auto"]
 
@@ -196,7 +197,7 @@ def with_settings(config: TrainConfig | None, settings: Mapping[str, Any], origi
     for name, value in settings.items():
         section, dot, rest = name.partition(".")
         if section == "network" and dot:
-            inner.setdefault("network", {})[rest] = value
+            inner.setdefault("network", {})[rest] = field_from_word(value) if isinstance(value, str) else value
             continue
         if name not in known:
             hint = did_you_mean(name, known) or "`vitral train --help-all` lists them."

@@ -78,6 +78,11 @@ def train(
         if data is None:
             raise ConfigError("There is no data to train on.", hint="Give a folder, or resume=...")
         config = with_settings(None, {"data": str(data), **flat(settings)}, "train")
+    yield from train_settled(config, out)
+
+
+def train_settled(config: TrainConfig, out: str | Path | None = None) -> Iterator[Event]:
+    """A new run by settings that are complete."""
     yield from Training(config, None if out is None else Path(out), resumed=False).run()
 
 

@@ -1,0 +1,133 @@
+"""``vitral train``: pictures in, a model out."""
+
+import sys
+from inspect import signature
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from vitral.errors import ConfigError
+from vitral.show.console import Format, show_json
+
+SIGNAL_CODES = {2: 130, 15: 143}
+
+
+def train(
+    data: str | None = None,
+    /,
+    *,
+    model: Annotated[str | None, Parameter(help="A name such as vit-s16, from scratch.")] = None,
+    from_: Annotated[str | None, Parameter(name="--from", help="A checkpoint to start from.")] = None,
+    recipe: Annotated[str | None, Parameter(help="Settings by name: small, finetune, paper-finetune, ...")] = None,
+    config: Annotated[Path | None, Parameter(help="Settings of your own, as TOML.")] = None,
+    out: Annotated[Path | None, Parameter(help="The run folder; by default runs/DATA-MODEL-1.")] = None,
+    val: Annotated[str | None, Parameter(help="Other data to hold out.")] = None,
+    epochs: Annotated[float | None, Parameter(help="Times that every picture is seen.")] = None,
+    minutes: Annotated[float | None, Parameter(help="Plan the run to fit into this time.")] = None,
+    batch_size: Annotated[int | None, Parameter(help="Pictures in one step.")] = None,
+    image_size: Annotated[str | None, Parameter(help="Pixels: 384, or HEIGHTxWIDTH.")] = None,
+    seed: Annotated[int | None, Parameter(help="Another seed, another run.")] = None,
+    device: Annotated[str | None, Parameter(help="cpu, cuda, cuda:1, mps.")] = None,
+    resume: Annotated[Path | None, Parameter(help="Go on with this run.")] = None,
+    print_config: Annotated[
+        bool, Parameter(help="Write all settings and their meaning, and stop.", negative="")
+    ] = False,
+    help_all: Annotated[bool, Parameter(help="List every other setting, such as --optim.lr.", negative="")] = False,
+    format: Annotated[Format, Parameter(help="human: a page; json: a line an event; quiet: the result.")] = "human",
+    set: Annotated[tuple[str, ...], Parameter(show=False, consume_multiple=False)] = (),
+) -> None:
+    """Train a Vision Transformer on pictures. What is not said is decided, and the reason is printed.
+
+    Parameters
+    ----------
+    data
+        A folder of class folders (with or without train, val, test), a CSV or Parquet table, tar shards, hf:owner/name,
+        or builtin:digits.
+    """
+    from vitral.show.training import show_settings, shower
+
+    if help_all:
+        show_settings()
+        return
+    named = dict(
+        model=model,
+        val=val,
+        epochs=epochs,
+        minutes=minutes,
+        batch_size=batch_size,
+        image_size=image_size,
+        seed=seed,
+        device=device,
+    )
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    given |= dict(setting.split("=", 1) for setting in set)
+    if from_ is not None:
+        given["from"] = from_
+    events = start(data, given, recipe, config, out, resume, print_config)
+    if events is None:
+        return
+    finished = shower(format)(events)
+    if isinstance(finished, dict) and "signal" in finished:
+        sys.exit(SIGNAL_CODES.get(finished["signal"], 1))
+    if format == "json" and finished is not None:
+        show_json(finished)
+
+
+def gather_settings(words: list[str]) -> list[str]:
+    """--optim.lr 3e-4, and every other flag that has no place of its own in the help -> --set optim.lr=3e-4."""
+    own = {f"--{name.rstrip('_').replace('_', '-')}" for name in signature(train).parameters} | {"--help", "-h"}
+    rest: list[str] = []
+    words = words.copy()
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if not word.startswith("--") or name in own or word == "--":
+            rest.append(word)
+            continue
+        if not equals:
+            value = words.pop(0) if words and not words[0].startswith("--") else "true"
+        rest += ["--set", f"{name.removeprefix('--').replace('-', '_')}={value}"]
+    return rest
+
+
+def start(
+    data: str | None,
+    given: dict[str, Any],
+    recipe: str | None,
+    config: Path | None,
+    out: Path | None,
+    resume: Path | None,
+    print_config: bool,
+) -> Any:
+    """The events of a run that is about to begin; None when only the settings were asked for."""
+    from vitral.train.config import as_toml, read_toml, recipe_path, with_settings
+    from vitral.train.loop import train as run
+    from vitral.train.loop import train_settled
+
+    if resume is not None:
+        if recipe or config or (out is not None and out != resume):
+            raise ConfigError("--resume goes on with a run as it is; leave --recipe, --config and --out out.")
+        return run(data, resume=resume, **given)
+    if data is None:
+        raise ConfigError("There is no data to train on.", hint="vitral train builtin:digits, or a folder of yours.")
+    settled = with_settings(None, {"data": data}, "train")
+    layers = [(recipe_path(recipe or ("finetune" if "from" in given else "small")), "the recipe")]
+    if recipe is None and "from" not in given and not _is_small(data):
+        layers = []
+    layers += [(config, "--config")] if config else []
+    for path, origin in layers:
+        settled = with_settings(settled, read_toml(path), f"{origin} {path.name}")
+    settled = with_settings(settled, given, "the command line")
+    if print_config:
+        sys.stdout.write(as_toml(settled))
+        return None
+    return train_settled(settled, out)
+
+
+def _is_small(data: str) -> bool:
+    from vitral.data.sources import open_data
+    from vitral.train.decide import SMALL, typical_side
+
+    items = open_data(data).splits.get("train", ())
+    return bool(items) and typical_side(items) <= SMALL

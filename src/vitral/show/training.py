@@ -1,0 +1,143 @@
+"""A training run on the console: decisions, a bar with the time that is left, a line an epoch, and the result."""
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitral.show.console import Format, human_console
+
+if TYPE_CHECKING:
+    from vitral.train.events import Event
+
+
+def shower(format: Format) -> "Callable[[Iterable[Event]], dict[str, Any] | None]":
+    """What shows events in a format, and gives back how the run ended."""
+    return {"human": show_human, "json": show_lines_of_json, "quiet": show_quiet}[format]
+
+
+def show_lines_of_json(events: "Iterable[Event]") -> dict[str, Any] | None:
+    """Every event as a line on standard error; the last one is the result."""
+    ended: dict[str, Any] | None = None
+    for event in events:
+        content = {"event": type(event).__name__.lower(), **asdict(event)}
+        sys.stderr.write(json.dumps(content, default=_plain) + "\n")
+        ended = _ending(event) or ended
+    return ended
+
+
+def show_quiet(events: "Iterable[Event]") -> dict[str, Any] | None:
+    ended = None
+    for event in events:
+        ended = _ending(event) or ended
+    if ended and "held_out" in ended:
+        sys.stdout.write(f"{ended['held_out']['top1']:.4f}\n")
+    return ended
+
+
+def _ending(event: "Event") -> dict[str, Any] | None:
+    kind = type(event).__name__
+    if kind in ("Finished", "Interrupted"):
+        return json.loads(json.dumps(asdict(event), default=_plain))
+    return None
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else repr(value)
+
+
+def show_human(events: "Iterable[Event]") -> dict[str, Any] | None:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+        BarColumn(bar_width=None),
+        TextColumn("loss {task.fields[loss]:.3f}"),
+        TextColumn("{task.fields[speed]:.0f} images/s"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]} left"),
+        console=console,
+        transient=True,
+    )
+    ended: dict[str, Any] | None = None
+    task: Any = None
+    with bar:
+        for event in events:
+            match type(event).__name__, event:
+                case "Stepped", step:
+                    fields = dict(loss=step.loss, speed=step.images_per_second, left=in_time(step.seconds_left))  # type: ignore[union-attr]
+                    if task is None:
+                        task = bar.add_task("", total=step.steps, completed=step.step, **fields)  # type: ignore[union-attr]
+                    bar.update(task, completed=step.step, **fields)  # type: ignore[union-attr]
+                case _, other:
+                    for line, style in lines_of(other):
+                        console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+            ended = _ending(event) or ended
+    if ended and "held_out" in ended:
+        show_result(ended)
+    return ended
+
+
+def lines_of(event: "Event") -> list[tuple[str, str | None]]:
+    told: Any = event
+    match type(event).__name__:
+        case "Decided":
+            return [(f"{told.name:<20} {_value(told.value):<16} {told.reason}", "dim")]
+        case "Began":
+            went = f" from step {told.step}" if told.step else ""
+            part = "" if told.trained == told.parameters else f", {told.trained:,} of them trained"
+            return [(f"{told.steps} steps{went}, {told.parameters:,} parameters{part}: {told.folder}", "bold")]
+        case "EpochEnded":
+            best = "  best so far" if told.is_best else ""
+            line = f"epoch {told.epoch + 1:>3}  loss {told.train_loss:.3f}  selection {told.top1:.2%}{best}"
+            return [(line, None)]
+        case "Warned":
+            return [(f"warning: {told.message}", "yellow")]
+        case "Interrupted":
+            return [(f"Interrupted at step {told.step}; the state is saved. Go on with:\n  {told.resume}", "bold")]
+    return []
+
+
+def _value(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def show_result(ended: dict[str, Any]) -> None:
+    console = human_console()
+    scores = ended["held_out"]
+    console.print(
+        f"held out: {scores['top1']:.2%} right of {scores['images']:,} pictures "
+        f"(top 5: {scores['top5']:.2%}), after {in_time(ended['train_seconds'])}",
+        style="bold",
+        highlight=False,
+    )
+    console.print(f"{ended['folder']}/model.safetensors", highlight=False, soft_wrap=True)
+
+
+def in_time(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def show_settings() -> None:
+    """Every setting, its default and what it means."""
+    from rich.table import Table
+
+    from vitral.train.config import TrainConfig, as_settings, field_texts, recipe_names
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("setting", "default", "meaning"):
+        table.add_column(title)
+    texts = field_texts()
+    for name, value in as_settings(TrainConfig(data="")).items():
+        if name != "data":
+            table.add_row(f"--{name.replace('_', '-')}", _value(value), texts.get(name, ""))
+    table.add_row("--network.FIELD", "", "any field of ViTConfig, such as --network.pool mean")
+    console = human_console()
+    console.print(table)
+    console.print(f"\nRecipes: {', '.join(recipe_names())}.", highlight=False)

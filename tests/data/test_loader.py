@@ -1,0 +1,179 @@
+"""The stream of batches is the same bytes for any number of workers, and from any batch on."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.data.pictures import class_folders, encoded, photo
+from vitral import Preprocess
+from vitral.data.augment import Augment, augment, inception_box, random_generator, resized_box
+from vitral.data.loader import Loader, Pictures
+from vitral.data.sources import open_data
+
+EVERYTHING = Augment(
+    crop="resized", flip=0.5, rotate=10, zoom=0.1, shift=0.1, randaugment=2, jitter=0.3, erase=0.5, crop_area=(0.3, 1.0)
+)
+
+
+def make(folder: Path, workers: int = 0, rank: int = 0, world: int = 1, how: Augment | None = EVERYTHING) -> Loader:
+    items = open_data(folder).splits["train"]
+    pictures = Pictures(items, Preprocess(size=(24, 24)), how=how, seed=3)
+    return Loader(pictures=pictures, batch_size=8, classes=3, shuffle=True, workers=workers, rank=rank, world=world)
+
+
+def digest(batches: Any) -> str:
+    found = hashlib.sha256()
+    for batch in batches:
+        for part in (batch.images, batch.labels, batch.items):
+            found.update(part.numpy().tobytes())
+    return found.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return class_folders(tmp_path_factory.mktemp("data"), {"a": 15, "b": 15, "c": 14}, size=(40, 30))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_any_number_of_workers(folder: Path, workers: int) -> None:
+    assert digest(make(folder, workers).epoch(1)) == digest(make(folder).epoch(1))
+
+
+def test_from_any_batch_on(folder: Path) -> None:
+    whole = list(make(folder).epoch(2))
+    assert len(whole) == 5
+    for start in range(1, 5):
+        assert digest(make(folder).epoch(2, start=start)) == digest(whole[start:])
+
+
+def test_epochs_and_seeds_differ_and_repeat(folder: Path) -> None:
+    loader = make(folder)
+    assert digest(loader.epoch(0)) != digest(loader.epoch(1))
+    assert digest(loader.epoch(1)) == digest(make(folder).epoch(1))
+    loader.pictures.seed = 4
+    assert digest(loader.epoch(1)) != digest(make(folder).epoch(1))
+
+
+def test_every_picture_once(folder: Path) -> None:
+    items = torch.cat([batch.items for batch in make(folder).epoch(0)])
+    assert len(items) == len(set(items.tolist())) == 40
+    plain = make(folder)
+    plain.shuffle = False
+    assert torch.cat([batch.items for batch in plain.epoch(0)]).tolist() == list(range(44))
+
+
+def test_ranks_share_a_batch(folder: Path) -> None:
+    whole = list(make(folder).epoch(0))
+    parts = [list(make(folder, rank=rank, world=2).epoch(0)) for rank in range(2)]
+    for batch, first, second in zip(whole, *parts, strict=True):
+        assert set(batch.items.tolist()) == set(first.items.tolist()) | set(second.items.tolist())
+
+
+def test_bad_pictures_are_left_out_and_named(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"a": 6, "b": 6})
+    (tmp_path / "a" / "000.png").write_bytes(b"")
+    (tmp_path / "b" / "003.png").write_bytes((tmp_path / "b" / "003.png").read_bytes()[:60])
+    found = list(make(tmp_path).epoch(0))
+    bad = [reason for batch in found for _, reason in batch.bad]
+    assert len(bad) == sum(8 - len(batch.items) for batch in found)
+    plain = make(tmp_path)
+    plain.shuffle = False
+    reasons = sorted(reason for batch in plain.epoch() for _, reason in batch.bad)
+    assert reasons[0].startswith("empty")
+    assert reasons[1].startswith("truncated")
+
+
+def test_native_sizes_come_as_a_list(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"a": 2}, size=(32, 16))
+    class_folders(tmp_path, {"b": 2}, size=(16, 16))
+    pictures = Pictures(open_data(tmp_path).splits["train"], Preprocess(size=(32, 32), resize="native"), patch=(8, 8))
+    (batch,) = Loader(pictures=pictures, batch_size=4, classes=2).epoch()
+    assert isinstance(batch.images, list)
+    assert {tuple(image.shape) for image in batch.images} == {(3, 32, 16), (3, 16, 16)}
+
+
+def test_multi_label_tables() -> None:
+    from vitral.data.items import InDigits, Item
+
+    items = (Item("x", (0, 2), InDigits("train", 0)), Item("y", (), InDigits("train", 1)))
+    pictures = Pictures(items, Preprocess(size=(28, 28)).with_channels(1))
+    (batch,) = Loader(pictures=pictures, batch_size=2, classes=3, multi_label=True).epoch()
+    assert batch.labels.tolist() == [[1, 0, 1], [0, 0, 0]]
+
+
+# ---- augmentation ----
+
+
+def test_boxes_follow_their_laws() -> None:
+    for law, area in ((resized_box, (0.08, 1.0)), (inception_box, (0.05, 1.0))):
+        parts, ratios = [], []
+        for sample in range(3000):
+            top, left, h, w = law(300, 400, area, (0.75, 4 / 3), random_generator(0, 0, sample))
+            assert 0 <= top <= 300 - h
+            assert 0 <= left <= 400 - w
+            parts.append(h * w / 120_000)
+            ratios.append(w / h)
+        assert min(parts) > area[0] * 0.95
+        assert max(parts) <= 1
+        assert min(ratios) > 0.7
+        assert max(ratios) < 1.4
+    torchvision = [
+        np.prod(resized_box(300, 300, (0.08, 1.0), (0.75, 4 / 3), random_generator(0, 0, i))[2:]) for i in range(3000)
+    ]
+    assert abs(np.mean(torchvision) / 90_000 - 0.5) < 0.06  # area is uniform, but wide parts of large area do not fit
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        Augment(flip=1.0),
+        Augment(crop="shift", crop_shift=3),
+        Augment(rotate=20),
+        Augment(randaugment=2),
+        Augment(jitter=0.4),
+        Augment(erase=1.0),
+        Augment(crop="inception", crop_area=(0.05, 1.0)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_each_augmentation_keeps_the_shape_and_repeats(how: Augment, channels: int) -> None:
+    pixels = np.asarray(photo(32, 32))[..., :channels]
+    preprocess = Preprocess(size=(32, 32)).with_channels(channels)
+    first = augment(pixels, preprocess, how, random_generator(1, 2, 3))
+    assert first.shape == (channels, 32, 32)
+    assert first.dtype == torch.uint8
+    assert torch.equal(first, augment(pixels, preprocess, how, random_generator(1, 2, 3)))
+    others = [augment(pixels, preprocess, how, random_generator(1, 2, i)) for i in range(4, 14)]
+    plain = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+    assert any(not torch.equal(plain, other) for other in others)
+
+
+def test_a_flip_is_a_flip() -> None:
+    pixels = np.asarray(photo(16, 16))
+    flipped = augment(pixels, Preprocess(size=(16, 16)), Augment(flip=1.0), random_generator(0, 0, 0))
+    assert np.array_equal(flipped.permute(1, 2, 0).numpy(), pixels[:, ::-1])
+
+
+def test_turning_by_nothing_changes_nothing() -> None:
+    pixels = np.asarray(photo(16, 16))
+    same = augment(pixels, Preprocess(size=(16, 16)), Augment(rotate=1e-9), random_generator(0, 0, 0))
+    assert np.abs(same.permute(1, 2, 0).numpy().astype(int) - pixels).max() <= 1
+
+
+def test_large_jpegs_in_a_random_crop() -> None:
+    content = encoded(photo(900, 1200), "JPEG", quality=95)
+    image = augment(content, Preprocess(size=(64, 64)), Augment(crop="resized"), random_generator(0, 0, 1))
+    assert image.shape == (3, 64, 64)
+
+
+@pytest.mark.parametrize("wrong", [dict(crop="zoom"), dict(flip=2.0), dict(rotate=-1), dict(crop_area=(0.5, 0.1))])
+def test_augmentation_that_cannot_be(wrong: dict[str, Any]) -> None:
+    import vitral
+
+    with pytest.raises(vitral.ConfigError, match=next(iter(wrong))):
+        Augment(**wrong)

@@ -1,0 +1,70 @@
+"""Preprocessing against Pillow and torchvision's law, and the policies."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.data.pictures import encoded, photo
+from vitral import Preprocess
+from vitral.data.pixels import crop_and_resize, normalise, prepare, resized
+
+PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(32, 32), (20, 48), (90, 100)])
+def test_squash_is_pillows_resize(interpolation: Any, size: tuple[int, int]) -> None:
+    image = photo(60, 80)
+    ours = prepare(np.asarray(image), Preprocess(size=size, interpolation=interpolation))
+    theirs = torch.from_numpy(np.array(image.resize(size[::-1], PILLOW[interpolation]))).permute(2, 0, 1)
+    assert (ours.int() - theirs.int()).abs().float().mean() < 0.2
+    assert (ours.int() - theirs.int()).abs().max() <= 2
+
+
+@pytest.mark.parametrize(("height", "width"), [(60, 80), (80, 60), (301, 97)])
+def test_crop_is_resize_and_centre_crop(height: int, width: int) -> None:
+    image = photo(height, width)
+    ours = prepare(np.asarray(image), Preprocess(size=(28, 28), resize="crop", crop_fraction=0.875))
+    short = 32
+    size = (short, int(short * height / width)) if width < height else (int(short * width / height), short)
+    larger = image.resize(size, Image.Resampling.BILINEAR)
+    left, top = round((size[0] - 28) / 2), round((size[1] - 28) / 2)
+    theirs = torch.from_numpy(np.array(larger.crop((left, top, left + 28, top + 28)))).permute(2, 0, 1)
+    assert (ours.int() - theirs.int()).abs().float().mean() < 0.3
+
+
+def test_pad_keeps_the_aspect() -> None:
+    image = prepare(np.full((10, 40, 3), 200, np.uint8), Preprocess(size=(32, 32), resize="pad", background=5))
+    assert image.shape == (3, 32, 32)
+    assert (image[:, :12] == 5).all()
+    assert (image[:, 12:20] == 200).all()
+    assert (image[:, 20:] == 5).all()
+
+
+@pytest.mark.parametrize(("original", "expected"), [((50, 70), (48, 64)), ((5, 5), (16, 16)), ((400, 100), (128, 32))])
+def test_native_rounds_to_patches_and_is_bounded(original: tuple[int, int], expected: tuple[int, int]) -> None:
+    preprocess = Preprocess(size=(64, 64), resize="native")
+    assert resized(preprocess, original, (16, 16)) == expected
+    assert prepare(np.zeros((*original, 3), np.uint8), preprocess, patch=(16, 16)).shape == (3, *expected)
+
+
+def test_large_jpegs_are_decoded_small_and_look_the_same() -> None:
+    image = photo(75, 100).resize((1600, 1200), Image.Resampling.BICUBIC)
+    content = encoded(image, "JPEG", quality=95)
+    preprocess = Preprocess(size=(96, 96), resize="crop", crop_fraction=0.9)
+    from_file, from_pixels = prepare(content, preprocess), prepare(np.asarray(image), preprocess)
+    assert (from_file.int() - from_pixels.int()).abs().float().mean() < 3
+    box = (64, 128, 800, 960)
+    part = crop_and_resize(content, box, preprocess)
+    whole = crop_and_resize(np.asarray(image), box, preprocess)
+    assert (part.int() - whole.int()).abs().float().mean() < 3
+
+
+def test_normalise() -> None:
+    preprocess = Preprocess(size=(2, 2), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    images = torch.randint(0, 256, (4, 3, 2, 2), dtype=torch.uint8)
+    mean, std = (torch.tensor(values)[:, None, None] for values in (preprocess.mean, preprocess.std))
+    torch.testing.assert_close(normalise(images, preprocess), (images / 255 - mean) / std)

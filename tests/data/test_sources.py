@@ -1,0 +1,240 @@
+"""Folders, tables, shards and the built-in digits, as people really have them."""
+
+import csv
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import vitral
+from tests.data.pictures import class_folders, encoded, photo
+from vitral.data.items import Dataset, counts
+from vitral.data.sources import open_data, split_off
+
+
+def keys(data: Dataset, split: str = "train") -> list[str]:
+    return [item.key for item in data.splits[split]]
+
+
+def test_digits() -> None:
+    data = open_data("builtin:digits")
+    assert {split: len(items) for split, items in data.splits.items()} == {"train": 4000, "test": 1000}
+    assert counts(data.splits["test"], 10) == [100] * 10
+    content = data.splits["train"][0].source.read()
+    assert isinstance(content, np.ndarray)
+    assert content.shape == (28, 28, 1)
+    assert data.channels == 1
+    with pytest.raises(vitral.DataError, match="builtin:digits"):
+        open_data("builtin:letters")
+
+
+def test_class_folders_with_odd_contents(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"class2": 2, "class10": 3, "Größe ü": 1})
+    (tmp_path / "class2" / ".hidden.png").write_bytes(b"x")
+    (tmp_path / "class2" / "notes.txt").write_text("x")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "class10" / "deep" / "deeper").mkdir(parents=True)
+    photo().save(tmp_path / "class10" / "deep" / "deeper" / "x.JPG")
+    (tmp_path / "class10" / "deep" / "loop").symlink_to(tmp_path / "class10")
+    (tmp_path / "empty").mkdir()
+    data = open_data(tmp_path)
+    assert data.classes == ("Größe ü", "class2", "class10", "empty") or set(data.classes) == {
+        "Größe ü",
+        "class2",
+        "class10",
+        "empty",
+    }
+    assert data.classes.index("class2") < data.classes.index("class10")
+    assert sum(counts(data.splits["train"], 4)) == 7
+    assert "empty" in data.notes[0]
+
+
+def test_split_folders(tmp_path: Path) -> None:
+    for split, number in (("train", 3), ("Validation", 2), ("test", 1)):
+        class_folders(tmp_path, {"a": number, "b": number}, split=split)
+    data = open_data(tmp_path)
+    assert {split: len(items) for split, items in data.splits.items()} == {"train": 6, "val": 4, "test": 2}
+    assert keys(data)[0] == "train/a/000.png"
+
+
+def test_a_class_called_test_is_a_class(tmp_path: Path) -> None:
+    data = open_data(class_folders(tmp_path, {"test": 2, "cat": 2}))
+    assert data.classes == ("cat", "test")
+
+
+@pytest.mark.parametrize("name", ["nothing", "empty", "loose"])
+def test_folders_that_are_no_data(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    if name != "nothing":
+        folder.mkdir()
+    if name == "loose":
+        photo().save(folder / "x.png")
+    with pytest.raises(
+        vitral.DataError, match={"nothing": "no folder", "empty": "no pictures", "loose": "no folders"}[name]
+    ):
+        open_data(folder)
+
+
+def test_the_split_is_stable_and_keeps_duplicates_together(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"a": 40, "b": 40, "one": 1})
+    copy = (tmp_path / "a" / "000.png").read_bytes()
+    for number in range(10):
+        (tmp_path / "a" / f"copy{number}.png").write_bytes(copy)
+    items = open_data(tmp_path).splits["train"]
+    _, part = split_off(items)
+    assert 0.08 < len(part) / len(items) < 0.4
+    chosen = {item.key for item in part}
+    copies = {f"a/copy{i}.png" for i in range(10)} | {"a/000.png"}
+    assert copies <= chosen or not copies & chosen
+    assert "one/000.png" not in chosen
+    class_folders(tmp_path, {"a": 60, "b": 40, "one": 1})
+    _, later = split_off(open_data(tmp_path).splits["train"])
+    moved = chosen ^ {item.key for item in later if item.key in {i.key for i in items}}
+    assert not moved
+    for label in (0, 1):
+        assert {item.label for item in part} >= {label}
+
+
+def write_csv(path: Path, rows: list[dict[str, str]], delimiter: str = ",") -> None:
+    with path.open("w", newline="", encoding="utf-8-sig") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_csv(delimiter: str, tmp_path: Path) -> None:
+    class_folders(tmp_path / "pictures", {"a": 2})
+    rows = [
+        {"File": "pictures/a/000.png", "Label": "cat", "split": "train"},
+        {"File": "pictures/a/001.png", "Label": "dog", "split": "test"},
+    ]
+    write_csv(tmp_path / "x.csv", rows, delimiter)
+    data = open_data(tmp_path / "x.csv")
+    assert data.classes == ("cat", "dog")
+    assert keys(data) == ["pictures/a/000.png"]
+    assert len(data.splits["test"]) == 1
+    assert data.splits["train"][0].source.read()
+
+
+def test_multi_label_csv(tmp_path: Path) -> None:
+    write_csv(tmp_path / "x.csv", [{"image": "a.png", "labels": "cat|dog"}, {"image": "b.png", "labels": ""}])
+    data = open_data(tmp_path / "x.csv")
+    assert data.multi_label
+    assert data.splits["train"][0].label == (0, 1)
+    assert data.splits["train"][1].label == ()
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"image": "a", "path": "b", "label": "c"}, "several columns of pictures"),
+        ({"image": "a"}, "no column of labels"),
+        ({"label": "a"}, "no column of pictures"),
+    ],
+)
+def test_tables_that_do_not_say(row: dict[str, str], reason: str, tmp_path: Path) -> None:
+    write_csv(tmp_path / "x.csv", [row])
+    with pytest.raises(vitral.DataError, match=reason):
+        open_data(tmp_path / "x.csv")
+
+
+def test_parquet(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pictures = [encoded(photo(seed=i), "PNG") for i in range(3)]
+    table = pyarrow.table({"image": [{"bytes": content, "path": "x.png"} for content in pictures], "label": [1, 0, 1]})
+    told = {"info": {"features": {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}}
+    table = table.replace_schema_metadata({"huggingface": json.dumps(told)})
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    data = open_data(tmp_path / "x.parquet")
+    assert data.classes == ("cat", "dog")
+    assert [item.label for item in data.splits["train"]] == [1, 0, 1]
+    assert data.splits["train"][2].source.read() == pictures[2]
+    two = table.append_column("second", pyarrow.array(pictures))
+    pyarrow.parquet.write_table(two, tmp_path / "two.parquet")
+    with pytest.raises(vitral.DataError, match="several columns of pictures"):
+        open_data(tmp_path / "two.parquet")
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(vitral.DataError, match="no Parquet"):
+        open_data(tmp_path / "bad.parquet")
+
+
+def write_shard(path: Path, members: list[tuple[str, bytes]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as shard:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            shard.addfile(member, io.BytesIO(content))
+
+
+def samples(count: int, start: int = 0) -> list[tuple[str, bytes]]:
+    found = []
+    for number in range(start, start + count):
+        found += [
+            (f"k{number:03d}.png", encoded(photo(seed=number), "PNG")),
+            (f"k{number:03d}.cls", str(number % 2).encode()),
+        ]
+    return found
+
+
+def test_shards(tmp_path: Path) -> None:
+    write_shard(tmp_path / "train-000.tar", samples(4))
+    write_shard(tmp_path / "train-001.tar", samples(2, start=4))
+    write_shard(tmp_path / "test-000.tar", samples(3))
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    data = open_data(tmp_path)
+    assert data.classes == ("cat", "dog")
+    assert {split: len(items) for split, items in data.splits.items()} == {"train": 6, "test": 3}
+    assert data.splits["train"][3].source.read() == samples(4)[6][1]
+    one = open_data(tmp_path / "train-001.tar")
+    assert len(one.splits["train"]) == 2
+    pattern = open_data(str(tmp_path / "train-{000..001}.tar"))
+    assert keys(pattern) == keys(data)
+    with pytest.raises(vitral.DataError, match="train-002"):
+        open_data(str(tmp_path / "train-{000..002}.tar"))
+
+
+def test_evil_shards(tmp_path: Path) -> None:
+    path = tmp_path / "train-000.tar"
+    with tarfile.open(path, "w") as shard:
+        for name, content in samples(2):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            shard.addfile(member, io.BytesIO(content))
+        for name, kind in (
+            ("../../evil.png", tarfile.REGTYPE),
+            ("/abs.png", tarfile.REGTYPE),
+            ("link.png", tarfile.SYMTYPE),
+            ("dev.png", tarfile.CHRTYPE),
+        ):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "/etc/passwd"
+            shard.addfile(member)
+    before = set(os.listdir(tmp_path))
+    data = open_data(path)
+    assert len(data.splits["train"]) == 2
+    assert len(data.skipped) == 4
+    assert set(os.listdir(tmp_path)) == before
+    assert not (tmp_path.parent / "evil.png").exists()
+    write_shard(path, samples(6))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    cut = open_data(path)
+    assert 1 <= len(cut.splits["train"]) < 6
+    assert "cut off" in cut.notes[0]
+    (tmp_path / "no.tar").write_bytes(b"not a tar at all" * 100)
+    with pytest.raises(vitral.DataError, match="no tar shard"):
+        open_data(tmp_path / "no.tar")
+
+
+def test_fingerprints(tmp_path: Path) -> None:
+    first = open_data(class_folders(tmp_path, {"a": 2, "b": 2})).fingerprint()
+    assert open_data(tmp_path).fingerprint() == first
+    class_folders(tmp_path, {"a": 3})
+    assert open_data(tmp_path).fingerprint() != first

@@ -1,0 +1,151 @@
+"""kill -9 at random moments, some of them inside a save, then resume: the weights of a run that nobody disturbed."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.data.pictures import class_folders
+
+SETTINGS = [
+    "--model",
+    "vit-pico4",
+    "--network.width",
+    "48",
+    "--network.depth",
+    "2",
+    "--network.heads",
+    "3",
+    "--image-size",
+    "16",
+    "--batch-size",
+    "8",
+    "--epochs",
+    "12",
+    "--dropout",
+    "0.1",
+    "--ema",
+    "0.9",
+    "--optim.name",
+    "muon",
+    "--optim.lr",
+    "2e-3",
+    "--mix.mixup",
+    "0.3",
+    "--augment.crop",
+    "resized",
+    "--augment.flip",
+    "0.5",
+    "--save-seconds",
+    "0",
+    "--device",
+    "cpu",
+]
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "vitral", "train", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def finish(*words: str) -> subprocess.CompletedProcess[str]:
+    process = start(*words)
+    out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return class_folders(tmp_path_factory.mktemp("photos"), {"red": 30, "green": 30, "blue": 30}, size=(20, 20))
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    done = finish(str(data), "--out", str(run), *SETTINGS)
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+def same(first: Path, second: Path) -> None:
+    one, other = load_file(first / "model.safetensors"), load_file(second / "model.safetensors")
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+    assert (first / "metrics.csv").read_text() == (second / "metrics.csv").read_text()
+
+
+def wait_for_a_save(process: subprocess.Popen[str], state: Path) -> None:
+    limit = time.monotonic() + 120
+    while not list(state.glob("step-*")) and process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.01)
+
+
+def test_kill_dash_nine(data: Path, whole: Path, tmp_path: Path) -> None:
+    run, moments = tmp_path / "run", random.Random(0)
+    process = start(str(data), "--out", str(run), *SETTINGS)
+    kills = inside = 0
+    while process.poll() is None and kills < 6:
+        seen = len(list((run / "state").glob("step-*")))
+        wait_for_a_save(process, run / "state")
+        if kills % 2:  # wait until something is being written
+            limit = time.monotonic() + 3
+            while not list((run / "state").glob("*.tmp-*")) and time.monotonic() < limit and process.poll() is None:
+                pass
+        else:
+            time.sleep(moments.uniform(0, 0.4))
+        process.kill()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            stream.close()  # type: ignore[union-attr]
+        kills += 1
+        inside += bool(list((run / "state").glob("*.tmp-*")))
+        assert seen >= 0
+        process = start("--resume", str(run))
+        if kills < 6:
+            time.sleep(moments.uniform(2.0, 4.0))
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    same(whole, run)
+    resumes = json.loads((run / "manifest.json").read_text())["resumes"]
+    assert resumes == sorted(resumes)
+    assert not list((run / "state").glob("*.tmp-*"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_save_and_say_how_to_go_on(data: Path, whole: Path, tmp_path: Path, number: int, code: int) -> None:
+    run = tmp_path / "run"
+    process = start(str(data), "--out", str(run), *SETTINGS)
+    wait_for_a_save(process, run / "state")
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert f"vitral train --resume {run}" in err
+    assert "Traceback" not in err
+    done = finish("--resume", str(run))
+    assert done.returncode == 0, done.stderr
+    same(whole, run)
+
+
+def test_resuming_with_other_words(data: Path, whole: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    shutil.copytree(whole, again)
+    done = finish("--resume", str(again))
+    assert done.returncode == 0
+    assert "finished" in done.stderr
+    (again / "report.json").unlink()
+    done = finish(str(data), "--resume", str(again), "--batch-size", "16")
+    assert done.returncode == 2
+    assert "batch_size is 8" in done.stderr
+    done = finish(str(data), "--out", str(again), *SETTINGS)
+    assert done.returncode == 2
+    assert "--resume" in done.stderr

@@ -1,0 +1,250 @@
+"""Runs on small data: what is decided, what is written, what a resume does, what stops a run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import vitral
+from tests.data.pictures import class_folders
+from vitral.data.sources import open_data
+from vitral.train.events import Began, Decided, EpochEnded, Event, Finished, Saved, Stepped, Warned
+from vitral.train.loop import Training, TrainingError, train
+from vitral.train.splits import settle_splits
+from vitral.train.state import load_state
+
+TINY: dict[str, Any] = dict(
+    model="vit-pico4",
+    network=dict(width=48, depth=2, heads=3, mlp_width=96),
+    image_size=16,
+    batch_size=8,
+    epochs=2,
+    workers=0,
+    device="cpu",
+    optim=dict(lr=2e-3),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return class_folders(tmp_path_factory.mktemp("photos"), {"red": 24, "green": 24, "blue": 20}, size=(20, 24))
+
+
+def run(folder: Path, out: Path, **settings: Any) -> list[Event]:
+    return list(train(folder, out=out, **{**TINY, **settings}))
+
+
+def last(events: list[Event], kind: Any) -> Any:
+    return [event for event in events if isinstance(event, kind)][-1]
+
+
+def test_a_run_from_folder_to_model(folder: Path, tmp_path: Path) -> None:
+    events = run(folder, tmp_path / "run", epochs=6, augment=dict(flip=0.5), mix=dict(mixup=0.2))
+    finished = last(events, Finished)
+    assert finished.held_out["top1"] > 0.9
+    assert [event.epoch for event in events if isinstance(event, EpochEnded)] == list(range(6))
+    assert {event.name for event in events if isinstance(event, Decided)} >= {"held out", "selection", "precision"}
+    assert all(event.reason for event in events if isinstance(event, Decided))
+    steps = [event for event in events if isinstance(event, Stepped)]
+    assert [event.step for event in steps] == list(range(1, last(events, Began).steps + 1))
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"config.toml", "manifest.json", "metrics.csv", "model.safetensors", "state", "report.json"} <= names
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["held_out"]["top1"] == finished.held_out["top1"]
+    assert report["train_seconds"] > 0
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["resumes"] == []
+    assert {"threads", "seed", "device", "data_fingerprint"} <= set(manifest)
+    loaded = vitral.load(tmp_path / "run" / "model.safetensors")
+    assert loaded.labels == ("blue", "green", "red")
+    assert loaded.preprocess.size == (16, 16)
+    assert vitral.load(tmp_path / "run").labels == loaded.labels
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return load_file(path / "model.safetensors")
+
+
+def same(first: Path, second: Path) -> None:
+    one, other = weights(first), weights(second)
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+    states = [load_state(path / "state")[0] for path in (first, second)]
+    assert states[0] is not None
+    assert states[1] is not None
+    for name, tensor in states[0].tensors.items():
+        assert torch.equal(tensor, states[1].tensors[name]), name
+
+
+def test_the_same_seed_is_the_same_run_and_another_is_not(folder: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        run(folder, tmp_path / name, seed=seed)
+    same(tmp_path / "a", tmp_path / "b")
+    assert not torch.equal(weights(tmp_path / "a")["norm.weight"], weights(tmp_path / "c")["norm.weight"])
+
+
+EVERYTHING: dict[str, Any] = dict(
+    dropout=0.1,
+    drop_path=0.1,
+    ema=0.9,
+    optim=dict(name="muon", lr=2e-3, layer_decay=0.9),
+    augment=dict(crop="resized", flip=0.5, randaugment=1, erase=0.3),
+    mix=dict(mixup=0.3, cutmix=0.5),
+    loss=dict(smoothing=0.1, class_weights="balanced"),
+    accumulate=2,
+    epochs=3,
+)
+
+
+@pytest.mark.parametrize("stop", [1, 4, 7, 11])
+def test_a_run_that_is_left_and_resumed_is_the_same_run(folder: Path, tmp_path: Path, stop: int) -> None:
+    """Left at a step by a signal, resumed, and compared with one that was not disturbed, with everything on."""
+    run(folder, tmp_path / "whole", **EVERYTHING)
+    events = train(folder, out=tmp_path / "parts", **{**TINY, **EVERYTHING})
+    training = None
+    for event in events:
+        if isinstance(event, Stepped) and event.step == stop:
+            frame: Any = events.gi_yieldfrom  # type: ignore[attr-defined]
+            while not isinstance(training, Training):
+                training = frame.gi_frame.f_locals.get("self")
+                frame = frame.gi_yieldfrom
+            training.signals.caught = 15
+    resumed = list(train(resume=tmp_path / "parts"))
+    assert last(resumed, Began).step == stop
+    same(tmp_path / "whole", tmp_path / "parts")
+    assert (tmp_path / "whole" / "metrics.csv").read_text() == (tmp_path / "parts" / "metrics.csv").read_text()
+    assert json.loads((tmp_path / "parts" / "manifest.json").read_text())["resumes"] == [stop]
+
+
+def test_resuming_what_is_finished_or_changed(folder: Path, tmp_path: Path) -> None:
+    run(folder, tmp_path / "run")
+    events = list(train(resume=tmp_path / "run"))
+    assert isinstance(events[-1], Finished)
+    assert "finished" in last(events, Warned).message
+    (tmp_path / "run" / "report.json").unlink()
+    assert isinstance(list(train(str(folder), resume=tmp_path / "run", batch_size=8))[-1], Finished)
+    (tmp_path / "run" / "report.json").unlink()
+    with pytest.raises(vitral.ConfigError, match="batch_size is 8"):
+        list(train(resume=tmp_path / "run", batch_size=16))
+    with pytest.raises(vitral.ConfigError, match="never overwrites"):
+        run(folder, tmp_path / "run")
+    with pytest.raises(vitral.ConfigError, match="is no run"):
+        list(train(resume=tmp_path))
+
+
+def test_a_damaged_state_is_passed_over_and_said(folder: Path, tmp_path: Path) -> None:
+    run(folder, tmp_path / "run")
+    (tmp_path / "run" / "report.json").unlink()
+    newest, older = sorted((tmp_path / "run" / "state").iterdir(), reverse=True)
+    content = bytearray((newest / "tensors.safetensors").read_bytes())
+    content[-100] ^= 1
+    (newest / "tensors.safetensors").write_bytes(content)
+    events = list(train(resume=tmp_path / "run"))
+    assert "is damaged" in last(events, Warned).message
+    assert last(events, Began).step == int(older.name.removeprefix("step-"))
+    for path in (tmp_path / "run" / "state").iterdir():
+        (path / "manifest.json").unlink()
+    (tmp_path / "run" / "report.json").unlink()
+    events = list(train(resume=tmp_path / "run"))
+    assert "starts over" in last(events, Warned).message
+    assert isinstance(events[-1], Finished)
+
+
+def test_other_data_are_refused_on_resume(folder: Path, tmp_path: Path) -> None:
+    own = class_folders(tmp_path / "own", {"a": 12, "b": 12}, size=(16, 16))
+    run(own, tmp_path / "run")
+    (tmp_path / "run" / "report.json").unlink()
+    class_folders(own, {"a": 14}, size=(16, 16))
+    with pytest.raises(vitral.DataError, match="not those"):
+        list(train(resume=tmp_path / "run"))
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_weights_change(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, Any] = {}
+    plain = Training.gradients
+
+    def poisoned(self: Training, batch: Any, step: int) -> float:
+        loss = plain(self, batch, step)
+        if step == 3:
+            found["before"] = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+            found["model"] = self.model
+            next(p for p in self.model.parameters() if p.grad is not None).grad.fill_(float("nan"))  # type: ignore[union-attr]
+        return loss
+
+    monkeypatch.setattr(Training, "gradients", poisoned)
+    with pytest.raises(TrainingError, match=r"Step 3.*Pictures of this step: .*\.png"):
+        run(folder, tmp_path / "run")
+    for name, parameter in found["model"].named_parameters():
+        assert torch.equal(parameter, found["before"][name])
+
+
+def test_bad_pictures_are_listed_and_too_many_stop(tmp_path: Path) -> None:
+    data = class_folders(tmp_path / "data", {"a": 60, "b": 60}, size=(16, 16))
+    splits, _ = settle_splits(open_data(data), None)
+    key = splits.train[20].key
+    (data / key).write_bytes(b"")
+    run(data, tmp_path / "one", most_bad=0.05)
+    assert (tmp_path / "one" / "skipped.txt").read_text().splitlines() in ([f"{key}\tempty"], [f"{key}\tempty"] * 2)
+    for index in range(10, 30):
+        (data / "b" / f"{index:03d}.png").write_bytes(b"no picture")
+    with pytest.raises(vitral.DataError, match="cannot be read"):
+        run(data, tmp_path / "many")
+
+
+def test_early_stopping_and_time_budget(folder: Path, tmp_path: Path) -> None:
+    events = run(folder, tmp_path / "a", epochs=50, patience=2, optim=dict(lr=1e-12))
+    assert len([event for event in events if isinstance(event, EpochEnded)]) < 10
+    events = run(folder, tmp_path / "b", epochs="auto", minutes=0.02)
+    assert "fit the time" in [event for event in events if isinstance(event, Decided)][-1].reason
+    assert "epochs = auto" not in (tmp_path / "b" / "config.toml").read_text()
+
+
+@pytest.mark.parametrize("what", ["head", "last-blocks", "lora", "all"])
+def test_starting_from_a_checkpoint(folder: Path, tmp_path: Path, what: str) -> None:
+    from vitral.train.tune import load_adapter
+
+    base = tmp_path / "base.safetensors"
+    run(folder, tmp_path / "first")
+    vitral.save(vitral.load(tmp_path / "first"), base)
+    settings = {**TINY, "tune": dict(what=what, rank=2, blocks=1), "image_size": (24, 16)}
+    for name in ("model", "network"):
+        del settings[name]
+    list(train(folder, out=tmp_path / "run", **{"from": str(base)}, **settings))
+    loaded = vitral.load(tmp_path / "run")
+    assert loaded.model.config.image_size == (24, 16)
+    assert loaded.model.config.table_grid == (6, 4)
+    if what == "all":
+        assert not (tmp_path / "run" / "adapter.safetensors").exists()
+        return
+    size = (tmp_path / "run" / "adapter.safetensors").stat().st_size
+    assert size < 0.8 * (tmp_path / "run" / "model.safetensors").stat().st_size
+    start = vitral.load(base, image_size=(24, 16), num_classes=3, representation=None)
+    again = load_adapter(start.model, tmp_path / "run" / "adapter.safetensors")
+    for name, tensor in loaded.model.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], tensor, atol=1e-6, rtol=0)
+
+
+def test_native_sizes(tmp_path: Path) -> None:
+    data = class_folders(tmp_path / "data", {"red": 16, "green": 16}, size=(20, 12))
+    class_folders(tmp_path / "data", {"red": 6}, size=(12, 28))
+    events = run(data, tmp_path / "run", resize="native", epochs=3)
+    assert isinstance(events[-1], Finished)
+    with pytest.raises(vitral.ConfigError, match="one size"):
+        run(data, tmp_path / "no", resize="native", mix=dict(mixup=0.2))
+
+
+def test_a_golden_loss_curve(tmp_path: Path) -> None:
+    """Thirty steps on the built-in digits. A change to the numbers shows here first."""
+    settings = dict(model="vit-pico7", network=dict(depth=2), batch_size=32, steps=30, workers=0, device="cpu")
+    events = train("builtin:digits", out=tmp_path / "run", optim=dict(lr=1e-3, warmup_steps=5), **settings)
+    losses = [event.loss for event in events if isinstance(event, Stepped)]
+    assert losses[0] == pytest.approx(2.302585, abs=1e-5)  # ln 10: the head starts at zero
+    assert len(losses) == 30
+    assert sum(losses[-5:]) / 5 == pytest.approx(2.0313, abs=2e-3)
+    assert any(isinstance(event, Saved) for event in events) or (tmp_path / "run" / "state").is_dir()
