@@ -71,6 +71,8 @@ class Preprocess:
             raise ConfigError(f"std={self.std!r} must be above 0.")
         if not _is_number(self.crop_fraction) or not 0 < self.crop_fraction <= 1:
             raise ConfigError(f"crop_fraction={self.crop_fraction!r} must be above 0 and at most 1.")
+        if not isinstance(self.antialias, bool):
+            raise ConfigError(f"antialias={self.antialias!r} must be true or false.")
         if type(self.background) is not int or not 0 <= self.background <= 255:
             raise ConfigError(f"background={self.background!r} must be a whole number from 0 to 255.")
 
@@ -99,4 +101,6 @@ class Preprocess:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return -1e30 < value < 1e30 and isfinite(value)

@@ -20,7 +20,12 @@ def convert(
     to: Annotated[Dialect, Parameter(help="The dialect to write.")],
     set: Annotated[
         tuple[str, ...],
-        Parameter(help="Change the network on the way: FIELD=VALUE of ViTConfig.", consume_multiple=True),
+        Parameter(
+            help="Change it on the way, such as image_size=384, activation=gelu, preprocess.mean=(0.5,0.5,0.5).",
+            consume_multiple=True,
+            negative="",
+            show_default=False,
+        ),
     ] = (),
     overwrite: Annotated[bool, Parameter(help="Replace the target if it exists.", negative="")] = False,
     format: Annotated[Format, Parameter(help="human: a sentence; json: everything; quiet: nothing.")] = "human",
@@ -32,7 +37,8 @@ def convert(
     source
         A file, a folder, or hf:owner/name.
     target
-        The file to write; for timm and huggingface also a folder.
+        The file to write: .safetensors for native, .npz for google and big_vision, .safetensors or .pth for the others;
+        for timm and huggingface also a folder.
     """
     result = convert_checkpoint(source, target, to, parse_fields(set), overwrite=overwrite)
     if format == "json":
@@ -41,30 +47,38 @@ def convert(
         show_lines(
             [
                 f"{source} ({result['from']}) -> {target} ({to})",
-                f"Loaded again and compared on {result['images']} images: largest difference of logits "
+                f"Loaded again and compared on {result['images']} images: largest difference of features and logits "
                 f"{result['difference']:.1e}.",
                 *result["notes"],
+                *(f"assumed: {sentence}" for sentence in result["report"]["assumed"]),
+                *(f"warning: {sentence}" for sentence in result["report"]["warnings"]),
             ]
         )
 
 
 def convert_checkpoint(source: str, target: Path, to: str, asked: dict[str, Any], *, overwrite: bool) -> dict[str, Any]:
+    from vitral.weights.files import is_file
     from vitral.weights.load import load
     from vitral.weights.save import save
 
     if target.exists() and not overwrite:
         raise WeightsError(f"{target} exists, and nothing is overwritten by accident.", hint="Give --overwrite.")
-    loaded = load(source, **asked)
+    of_pictures = [name for name in asked if name.startswith("preprocess.")]
+    changes = {name.removeprefix("preprocess."): asked.pop(name) for name in of_pictures}
+    loaded = load(source, preprocess=changes or None, **asked)
     assert loaded.report is not None
-    notes = save(loaded, target, dialect=to)
-    told = _untold(loaded.model.config, target, to)
-    back = load(target, **told)
-    difference, images = compare(loaded.model, back.model)
-    if not difference <= TOLERANCE:
-        raise VitralError(
-            f"{target} was written but does not answer the same: logits differ by {difference:.1e}, and "
-            f"{TOLERANCE:.0e} is allowed."
-        )
+    aside = target.with_name(f".{target.stem}.new{target.suffix if is_file(target) else ''}")
+    try:
+        written = save(loaded, aside, dialect=to)
+        difference, images = compare(loaded.model, load(aside, **written.tell).model)
+        if not difference <= TOLERANCE:
+            raise VitralError(
+                f"What was written for {target} does not answer the same: it differs by {difference:.1e}, and "
+                f"{TOLERANCE:.0e} is allowed. Nothing was kept."
+            )
+        put_in_place(aside, target)
+    finally:
+        remove(aside)
     return {
         "source": source,
         "from": loaded.report.dialect,
@@ -72,31 +86,40 @@ def convert_checkpoint(source: str, target: Path, to: str, asked: dict[str, Any]
         "to": to,
         "difference": difference,
         "images": images,
-        "notes": [*notes, *(f"Say {name}={value} when loading it: the file cannot." for name, value in told.items())],
+        "notes": list(written.notes),
         "report": loaded.report.as_dict(),
     }
 
 
-def _untold(config: Any, target: Path, to: str) -> dict[str, Any]:
-    """What a reader must be told because the dialect has no place for it."""
-    told: dict[str, Any] = {"heads": config.heads} if target.suffix in (".pth", ".pt", ".bin") else {}
-    if to in ("google", "big_vision") and config.table_grid[0] != config.table_grid[1]:
-        told["position_grid"] = config.table_grid
-    if to == "big_vision" and config.position == "sincos-2d":
-        told["image_size"] = config.image_size
-    return told
+def put_in_place(aside: Path, target: Path) -> None:
+    remove(target)
+    aside.rename(target)
+
+
+def remove(path: Path) -> None:
+    from shutil import rmtree
+
+    if path.is_dir():
+        rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def compare(first: Any, second: Any, images: int = 2) -> tuple[float, int]:
-    """The largest difference of logits on random images, in float32, beside a scale of 1."""
+    """The largest difference of pooled features and logits on random images, in float32, beside a scale of 1.
+
+    Features count because a head may be all zeros, and then proves nothing."""
     import torch
 
     config = first.config
     pictures = torch.randn(images, config.channels, *config.image_hw, generator=torch.Generator().manual_seed(0))
+    found = []
     with torch.inference_mode():
-        one, other = first.float()(pictures), second.float()(pictures)
-    scale = max(1.0, one.abs().max().item())
-    return (one - other).abs().max().item() / scale, images
+        one, other = first.float(), second.float()
+        answers = [(model(pictures), model.features(pictures).pooled) for model in (one, other)]
+        for a, b in zip(*answers, strict=True):
+            found.append((a - b).abs().max().item() / max(1.0, a.abs().max().item()))
+    return max(found), images
 
 
 def parse_fields(words: tuple[str, ...]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def describe(
 
 
 def examine(source: str, asked: dict[str, Any]) -> dict[str, Any]:
-    from vitral.weights.describe import config_as_dict
+    from vitral.weights.config_json import config_as_dict
     from vitral.weights.identity import identify
     from vitral.weights.load import load
 

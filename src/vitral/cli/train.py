@@ -48,7 +48,7 @@ def train(
     from vitral.show.training import show_settings, shower
 
     if help_all:
-        show_settings()
+        show_settings(*all_settings())
         return
     named = dict(
         model=model,
@@ -72,6 +72,16 @@ def train(
         sys.exit(SIGNAL_CODES.get(finished["signal"], 1))
     if format == "json" and finished is not None:
         show_json(finished)
+
+
+def all_settings() -> tuple[list[tuple[str, Any, str]], list[str]]:
+    """Name, default and meaning of every setting; and the recipes."""
+    from vitral.train.config import TrainConfig, as_settings, field_texts, recipe_names
+
+    texts = field_texts()
+    rows = [(name, value, texts.get(name, "")) for name, value in as_settings(TrainConfig(data="")).items()]
+    rows.append(("network.FIELD", "", "any field of ViTConfig, such as --network.pool mean"))
+    return [row for row in rows if row[0] != "data"], recipe_names()
 
 
 def gather_settings(words: list[str]) -> list[str]:

@@ -7,6 +7,7 @@ under a field is its documentation wherever the field appears.
 from ast import literal_eval
 from dataclasses import dataclass, fields
 from math import lcm
+from re import fullmatch
 from typing import Any, Literal, get_args
 
 from vitral.errors import ConfigError, DataError, did_you_mean
@@ -247,6 +248,8 @@ class ViTConfig:
             value = getattr(self, name)
             if not _is_whole(value, least) and not (name == "representation" and value is None):
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least {least} (and below {_MOST}).")
+        if self.channels > _MOST_CHANNELS:
+            raise ConfigError(f"channels={self.channels} must be at most {_MOST_CHANNELS}.")
         for name in ("patch_size", "image_size", "position_grid"):
             value = getattr(self, name)
             if name == "position_grid" and value is None:
@@ -302,6 +305,7 @@ class ViTConfig:
 
 
 _MOST = 2**31
+_MOST_CHANNELS = 10_000
 _CHOICES: dict[str, object] = {
     "position": Position,
     "position_at": PositionAt,
@@ -334,6 +338,8 @@ def field_from_word(word: str) -> object:
     special = {"true": True, "false": False, "none": None}
     if word.lower() in special:
         return special[word.lower()]
+    if sides := fullmatch(r"(\d+)x(\d+)", word):
+        return int(sides[1]), int(sides[2])
     try:
         return literal_eval(word)
     except (ValueError, SyntaxError):

@@ -124,20 +124,15 @@ def in_time(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-def show_settings() -> None:
+def show_settings(rows: Iterable[tuple[str, object, str]], recipes: Iterable[str]) -> None:
     """Every setting, its default and what it means."""
     from rich.table import Table
-
-    from vitral.train.config import TrainConfig, as_settings, field_texts, recipe_names
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("setting", "default", "meaning"):
         table.add_column(title)
-    texts = field_texts()
-    for name, value in as_settings(TrainConfig(data="")).items():
-        if name != "data":
-            table.add_row(f"--{name.replace('_', '-')}", _value(value), texts.get(name, ""))
-    table.add_row("--network.FIELD", "", "any field of ViTConfig, such as --network.pool mean")
+    for name, value, text in rows:
+        table.add_row(f"--{name.replace('_', '-')}", _value(value), text)
     console = human_console()
     console.print(table)
-    console.print(f"\nRecipes: {', '.join(recipe_names())}.", highlight=False)
+    console.print(f"\nRecipes: {', '.join(recipes)}.", highlight=False)

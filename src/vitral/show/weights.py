@@ -46,7 +46,7 @@ def show_checkpoint(described: Mapping[str, Any]) -> None:
         if report[title]:
             line(f"\n{title}", "bold")
             for sentence in report[title]:
-                console.print(f"  {sentence}", highlight=False, markup=False)
+                line(f"  {sentence}")
 
 
 def _show_fields(console: Any, fields: Mapping[str, Any]) -> None:
@@ -68,6 +68,13 @@ def _plain(value: object) -> str:
     return "-" if value is None else str(value)
 
 
+def _span(numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return str(numbers[0])
+    whole = sorted(numbers) == list(range(min(numbers), max(numbers) + 1))
+    return f"{{{min(numbers)}..{max(numbers)}}}" if whole else f"{{{','.join(map(str, numbers))}}}"
+
+
 def fold(entries: Mapping[str, str] | Iterable[str]) -> list[str]:
     """Names with all blocks, and weight and bias, in one line: blocks.{0..11}.norm1.{weight,bias}."""
     pairs = entries.items() if isinstance(entries, Mapping) else [(name, "") for name in entries]
@@ -78,7 +85,7 @@ def fold(entries: Mapping[str, str] | Iterable[str]) -> list[str]:
         blocks.setdefault(key, []).append(int(number[0]) if number else 0)
     kinds: dict[tuple[str, str], list[str]] = {}
     for (pattern, note), numbers in blocks.items():
-        shown = pattern.replace("*", str(numbers[0]) if len(numbers) == 1 else f"{{{min(numbers)}..{max(numbers)}}}", 1)
+        shown = pattern.replace("*", _span(numbers), 1)
         stem, kind = re.fullmatch(r"(.*?[./]|)([^./]*)", shown).groups()  # type: ignore[union-attr]
         kinds.setdefault((stem, re.sub(r"\.(weight|bias)$", "", note)), []).append(kind)
     return [

@@ -38,7 +38,7 @@ from vitral.train.splits import settle_splits
 from vitral.train.state import State, load_state, save_state
 from vitral.train.tune import choose_parameters, merged_state, save_adapter
 from vitral.weights.checkpoint import Checkpoint
-from vitral.weights.describe import config_from
+from vitral.weights.config_json import config_from
 from vitral.weights.load import load
 from vitral.weights.save import save
 

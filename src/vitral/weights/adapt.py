@@ -22,10 +22,14 @@ def adapt(
         tensor, notes = adapt_patches(tensor, held, wanted)
     elif name in ("patches.stem.root.weight", "patches.stem.0.0.weight") and held.channels != wanted.channels:
         tensor, notes = change_channels(tensor, wanted.channels), [_channels_note(held, wanted)]
-    elif part in ("table", "row_table", "column_table") and held.table_grid != wanted.table_grid:
-        tensor = adapt_table(part, tensor, held, wanted)
-        old, new = held.table_grid, wanted.table_grid
-        notes = [f"grid {old[0]} x {old[1]} to {new[0]} x {new[1]}, {wanted.position_resample}"]
+    elif part in ("table", "row_table", "column_table"):
+        if held.table_grid != wanted.table_grid:
+            tensor = adapt_table(part, tensor, held, wanted)
+            old, new = held.table_grid, wanted.table_grid
+            notes.append(f"grid {old[0]} x {old[1]} to {new[0]} x {new[1]}, {wanted.position_resample}")
+        if part == "table" and held.has_class_token and not wanted.has_class_token:
+            tensor = tensor[1:]
+            notes.append("without the row of the class token")
     if tuple(tensor.shape) != shape:
         raise WeightsError(
             f"{name} has the shape {tuple(tensor.shape)} in the file, and the asked network needs {shape}.",
@@ -64,7 +68,7 @@ def change_channels(kernel: Tensor, channels: int) -> Tensor:
 
 
 def _channels_note(held: ViTConfig, wanted: ViTConfig) -> str:
-    return f"{held.channels} channels to {wanted.channels}, each with the mean kernel"
+    return f"{held.channels} channels to {wanted.channels}, each with the sum of the old kernels by {wanted.channels}"
 
 
 def resample_kernel(kernel: Tensor, to: Grid) -> Tensor:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from vitral.model.vit import ViT
-from vitral.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitral.preprocess import IMAGENET_MEAN, IMAGENET_STD, Interpolation, Preprocess
 from vitral.weights.report import Report
 
 
@@ -31,13 +31,13 @@ def google_preprocess(size: tuple[int, int]) -> Preprocess:
     return Preprocess(size=size, resize="squash", interpolation="bilinear", antialias=False)
 
 
-def imagenet_preprocess(size: tuple[int, int], interpolation: str) -> Preprocess:
+def imagenet_preprocess(size: tuple[int, int], interpolation: Interpolation) -> Preprocess:
     """torchvision, DeiT, MAE and DINOv2: the short side to 256 for 224, centre crop, ImageNet's mean and deviation."""
     return Preprocess(
         size=size,
         resize="crop",
         crop_fraction=0.875,
-        interpolation="bilinear" if interpolation == "bilinear" else "bicubic",
+        interpolation=interpolation,
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
     )

@@ -22,6 +22,8 @@ class Content:
     preprocess: Preprocess
     labels: tuple[str, ...] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    assumed: tuple[str, ...] = ()
+    """What was guessed when it was loaded, and is passed on as such."""
 
     def with_learned_positions(self) -> "Content":
         """The same network with its positions as one table, for dialects that know no other kind.

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from os import fsync, getpid
+from os import fsync, getpid, umask
 from os import replace as rename
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,35 @@ class TensorFile:
     ignored: Mapping[str, str] = field(default_factory=dict)
     """What the file holds besides the tensors: name and reason."""
     notes: tuple[str, ...] = ()
+    prefix: str = ""
+    """What was taken off all names; reports put it back."""
+
+    def shape(self, name: str, sides: int) -> Shape:
+        """The shape of a tensor that must be there with so many sides."""
+        if name not in self.shapes:
+            raise WeightsError(f"{self.path} lacks {self.prefix}{name}, without which it is no such checkpoint.")
+        if len(self.shapes[name]) != sides or not all(self.shapes[name]):
+            seen = f"shape {tuple(self.shapes[name])}"
+            raise WeightsError(f"{self.path}: {self.prefix}{name} has {seen}, and {sides} sides above 0 are expected.")
+        return self.shapes[name]
 
     def below(self, prefix: str, why: Callable[[str], str]) -> "TensorFile":
         """Only what is under a prefix, without it; for the rest ``why`` gives the reason to leave it."""
         inside = {name.removeprefix(prefix): shape for name, shape in self.shapes.items() if name.startswith(prefix)}
         left = {name: why(name) for name in self.shapes if not name.startswith(prefix)}
         read = self.read
-        return replace(self, shapes=inside, read=lambda name: read(prefix + name), ignored={**self.ignored, **left})
+        return replace(
+            self,
+            shapes=inside,
+            read=lambda name: read(prefix + name),
+            ignored={**self.ignored, **{self.prefix + name: reason for name, reason in left.items()}},
+            prefix=self.prefix + prefix,
+        )
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path to be written names a checkpoint file; else it is a folder, dots or not."""
+    return path.suffix in (".safetensors", ".npz", ".pth", ".pt", ".bin")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -50,6 +72,8 @@ def read_json(path: Path) -> dict[str, Any]:
         if path.stat().st_size > _LARGEST_JSON:
             raise WeightsError(f"{path} is larger than 16 MiB, which no description of a model is.")
         content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise WeightsError(f"{path} is no valid JSON: {error}.") from error
     if not isinstance(content, dict):
@@ -64,10 +88,15 @@ def read_json(path: Path) -> dict[str, Any]:
 def written_aside(path: Path) -> Iterator[Path]:
     """A temporary path beside the target, which takes its place only when all went well: a reader sees the old file
     or the new one, never half of one."""
-    aside = path.with_name(f".{path.name}.{getpid()}.tmp")
     try:
+        path = path.resolve()  # a link stays, and what it points to is replaced
+        aside = path.with_name(f".{path.name}.{getpid()}.tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{path} cannot be written: {error}.") from error
+    try:
         yield aside
+        aside.chmod(0o666 & ~_umask())  # safetensors makes files that only their owner can read
         with aside.open("rb+") as stream:
             fsync(stream.fileno())
         rename(aside, path)
@@ -77,3 +106,9 @@ def written_aside(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = umask(0)
+    umask(mask)
+    return mask

@@ -3,6 +3,7 @@ not have to guess."""
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,56 +13,73 @@ from torch import Tensor
 from vitral.errors import ConfigError, WeightsError
 from vitral.model.config import ViTConfig
 from vitral.preprocess import Preprocess
+from vitral.weights.config_json import config_as_dict, config_from
 from vitral.weights.content import Content
-from vitral.weights.describe import config_as_dict, config_from
 from vitral.weights.files import TensorFile, written_aside
 
 KEY = "vitral.hints"
 
 
-def read_hints(file: TensorFile) -> tuple[ViTConfig, Preprocess, tuple[str, ...] | None] | None:
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """All that shapes do not tell."""
+
+    config: ViTConfig
+    preprocess: Preprocess
+    labels: tuple[str, ...] | None
+    assumed: dict[str, str]
+
+
+def describe(content: Content) -> dict[str, Any]:
+    return {
+        "config": config_as_dict(content.config),
+        "preprocess": content.preprocess.as_dict(),
+        "labels": content.labels,
+        "assumed": list(content.assumed),
+    }
+
+
+def parse(told: Any, file: TensorFile) -> Told:
+    """What ``describe`` wrote; WeightsError when it is damaged."""
+    try:
+        labels = told.get("labels")
+        if labels is not None and not isinstance(labels, list):
+            raise ConfigError("labels are no list")
+        assumed = [str(sentence) for sentence in told.get("assumed") or ()]
+        return Told(
+            config=config_from(told["config"], len(file.shapes)),
+            preprocess=Preprocess(**told["preprocess"]),
+            labels=None if labels is None else tuple(map(str, labels)),
+            assumed={topic(sentence): sentence for sentence in assumed},
+        )
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, ConfigError) as error:
+        raise WeightsError(f"{file.path}: its description of the model is damaged: {error}.") from error
+
+
+def topic(sentence: str) -> str:
+    """What an assumption is about: heads=3: ... -> heads."""
+    word = sentence.split(":")[0].split("=")[0].strip()
+    return "preprocess" if word == "preprocessing" else word
+
+
+def read_hints(file: TensorFile) -> Told | None:
     if KEY not in file.metadata:
         return None
     try:
         told = json.loads(file.metadata[KEY])
-        labels = told.get("labels")
-        return (
-            config_from(told["config"], len(file.shapes)),
-            Preprocess(**told["preprocess"]),
-            None if labels is None else tuple(map(str, labels)),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:
+    except (ValueError, RecursionError) as error:
         raise WeightsError(f"{file.path}: its metadata {KEY!r} are damaged: {error}.") from error
+    return parse(told, file)
 
 
-def write_state(
-    content: Content, tensors: Mapping[str, Tensor], path: Path, implied: Mapping[str, Any], *, hints: bool = True
-) -> None:
-    """A bare state dict, as safetensors or, by the suffix, as torch.save writes it.
-
-    Only safetensors has room for hints, so what the layout does not imply is refused elsewhere."""
-    if path.suffix == ".safetensors":
-        from safetensors.torch import save_file
-
-        told = {
-            "config": config_as_dict(content.config),
-            "preprocess": content.preprocess.as_dict(),
-            "labels": content.labels,
-        }
-        metadata = {"format": "pt"} | ({KEY: json.dumps(told, ensure_ascii=False)} if hints else {})
+def write_state(content: Content, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """A bare state dict, by the suffix as safetensors with hints, or as torch.save writes it."""
+    if path.suffix != ".safetensors":
         with written_aside(path) as aside:
-            save_file(dict(tensors), aside, metadata=metadata)
+            torch.save(dict(tensors), aside)
         return
-    if path.suffix not in (".pth", ".pt", ".bin"):
-        raise WeightsError(
-            f"{path} names no format that {content.dialect} checkpoints come in.",
-            hint="Let it end in .safetensors or .pth.",
-        )
-    for name, value in implied.items():
-        if (seen := getattr(content.config, name)) != value:
-            raise WeightsError(
-                f"A {path.suffix} file cannot say {name}={seen!r}, and {content.dialect} means {value!r}.",
-                hint="Write .safetensors, whose metadata can.",
-            )
+    from safetensors.torch import save_file
+
+    metadata = {"format": "pt", KEY: json.dumps(describe(content), ensure_ascii=False)}
     with written_aside(path) as aside:
-        torch.save(dict(tensors), aside)
+        save_file(dict(tensors), aside, metadata=metadata)

@@ -19,8 +19,13 @@ def locate(source: str | Path) -> Path:
         return fetch(source.removeprefix("hf:"))
     if not isinstance(source, str | Path) or not str(source):
         raise WeightsError(f"A checkpoint is named by a path or hf:owner/name, and this is {source!r}.")
-    path = Path(str(source).removesuffix(":img")).expanduser()
-    if not path.exists():
+    path = Path(str(source).removesuffix(":img"))
+    try:
+        path = path.expanduser()
+        is_there = path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, somebody else's home, a zero byte
+        raise WeightsError(f"{str(path)[:200]} is no path: {error}.") from error
+    if not is_there:
         words = str(source)
         looks_like_repository = words.count("/") == 1 and not words.startswith((".", "/", "~")) and not path.suffix
         hint = f"If it is on the Hugging Face hub: hf:{words}" if looks_like_repository else None
@@ -87,14 +92,26 @@ def choose_files(repository: str, files: dict[str, int]) -> dict[str, int]:
 def _from_cache(name: str, revision: str | None, error: Exception) -> Path:
     from huggingface_hub import try_to_load_from_cache
 
-    for file in (*_CHECKPOINTS, *(f"{name}.index.json" for name in _CHECKPOINTS)):
+    for file in (*_CHECKPOINTS, *(f"{file}.index.json" for file in _CHECKPOINTS), "config.json"):
         found = try_to_load_from_cache(name, file, revision=revision)
         if isinstance(found, str):
-            return _whole(Path(found))
+            return _whole(Path(found)) if file != "config.json" else Path(found).parent
+    if (folder := _snapshot(name, revision)) is not None:
+        return folder
     raise WeightsError(
         f"hf:{name} is not in the cache, and the hub cannot be reached: {_first_line(error)}",
         hint="Connect and try again, or give a file.",
     ) from error
+
+
+def _snapshot(name: str, revision: str | None) -> Path | None:
+    """The folder of a repository in the cache, whatever it holds."""
+    from huggingface_hub import constants, snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, local_files_only=True, cache_dir=constants.HF_HUB_CACHE))
+    except Exception:  # it is not there, which the hub says in several ways
+        return None
 
 
 def _whole(file: Path) -> Path:

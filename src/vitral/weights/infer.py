@@ -39,7 +39,9 @@ def settle_heads(fields: dict[str, Any], told: int | None, asked: dict[str, Any]
     """Adds ``heads``: asked for, else told by the file, else guessed, which is noted."""
     if "heads" in asked:
         fields["heads"] = asked["heads"]
-    elif told:
+    elif told is not None:
+        if type(told) is not int or told < 1:
+            raise WeightsError(f"The file's own config says {told!r} heads, which is no number of heads.")
         fields["heads"] = told
     else:
         fields["heads"], assumed["heads"] = guess_heads(fields["width"], fields["depth"], fields["mlp_width"])
@@ -67,13 +69,13 @@ def find_grid(
     ``ahead`` holds the numbers that are possible, the likeliest first. The grid that the file or the user tells is
     right; else a square number of patches is a square grid; else it must be that of the asked image size."""
     for extras in ahead:
-        if told and rows - extras == told[0] * told[1]:
-            return told, extras
-    for extras in ahead:
-        if not told and is_square(rows - extras):
-            return (isqrt(rows - extras), isqrt(rows - extras)), extras
-    for extras in ahead:
-        if not told and asked and rows - extras == asked[0] * asked[1]:
+        patches = rows - extras
+        if told:
+            if patches == told[0] * told[1]:
+                return told, extras
+        elif is_square(patches):
+            return (isqrt(patches), isqrt(patches)), extras
+        elif asked and patches == asked[0] * asked[1]:
             return asked, extras
     grid = told or asked
     raise WeightsError(
@@ -81,6 +83,11 @@ def find_grid(
         + ("which is no square number." if grid is None else f"and the grid should be {grid[0]} x {grid[1]}."),
         hint="Say its grid: position_grid=(rows, columns), or image_size=(height, width) of the original.",
     )
+
+
+def one_or_two(pair: tuple[int, int]) -> int | tuple[int, int]:
+    """A square by its side."""
+    return pair[0] if pair[0] == pair[1] else pair
 
 
 def pair_of(size: Any) -> tuple[int, int] | None:

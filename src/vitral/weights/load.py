@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitral.errors import WeightsError
+from vitral.errors import ConfigError, WeightsError
 from vitral.model.config import ViTConfig, check_field_names
 from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
 from vitral.weights.adapt import adapt
 from vitral.weights.checkpoint import Checkpoint
+from vitral.weights.config_json import MOST_PATCHES
 from vitral.weights.dialects import draft_of
 from vitral.weights.draft import Asked, Draft
 from vitral.weights.hub import locate
@@ -27,6 +28,7 @@ from vitral.weights.report import Report
 from vitral.weights.rules import Rule
 
 Shapes = dict[str, tuple[int, ...]]
+_WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def load(
@@ -40,9 +42,11 @@ def load(
     check_field_names(config_overrides)
     draft = draft_of(open_tensors(locate(source)), config_overrides)
     config = settle_config(draft, config_overrides)
-    prepared = settle_preprocess(draft, config, preprocess)
     model = build_without_memory(config)
-    report = _Filling(model, draft, config_overrides).run(str(source))
+    filling = _Filling(model, draft, config_overrides)
+    check_both_sides(draft, filling.held)
+    prepared = settle_preprocess(draft, config, preprocess)
+    report = filling.run(str(source))
     keeps_labels = draft.labels and len(draft.labels) == config.num_classes and "num_classes" not in config_overrides
     topics = {*config_overrides, *(("preprocess",) if preprocess is not None else ())}
     report = replace(
@@ -62,7 +66,12 @@ def settle_config(draft: Draft, asked: Asked) -> ViTConfig:
         fields["position_grid"] = None  # the table moves to the new grid
     elif moved and draft.config.position == "relative":
         fields["position_grid"] = draft.config.table_grid  # the network scales its offsets itself
-    return replace(draft.config, **fields)
+    config = replace(draft.config, **fields)
+    if config.table_grid[0] * config.table_grid[1] > MOST_PATCHES:
+        raise ConfigError(
+            f"image_size={config.image_size} makes a grid of {config.table_grid} patches, which is too many."
+        )
+    return config
 
 
 def settle_preprocess(draft: Draft, config: ViTConfig, changes: Preprocess | Mapping[str, Any] | None) -> Preprocess:
@@ -104,12 +113,12 @@ class _Filling:
         self.taken: list[str] = []
         self.renamed: dict[str, str] = {}
         self.resized: dict[str, str] = {}
-        self.ignored = {**draft.file.ignored, **draft.ignored}
+        own = {draft.file.prefix + name: reason for name, reason in draft.ignored.items()}
+        self.ignored = {**draft.file.ignored, **own}
         self.fresh: dict[str, str] = {}
         self.widened: set[torch.dtype] = set()
 
     def run(self, source: str) -> Report:
-        check_both_sides(self.draft, self.held)
         for rule in self.draft.rules:
             self.apply(rule)
         self.refresh()
@@ -127,25 +136,50 @@ class _Filling:
         )
 
     def apply(self, rule: Rule) -> None:
+        theirs = [self.draft.file.prefix + name for name in rule.theirs]
         if not any(name in self.wanted for name in rule.ours):
-            self.ignored |= {name: self.why_left_out(rule.ours[0]) for name in rule.theirs}
+            self.ignored |= {name: self.why_left_out(rule.ours[0]) for name in theirs}
             return
-        file = self.draft.file
-        tensors = rule.read(tuple(file.read(name) for name in rule.theirs))
+        tensors = self.read(rule)
         notes = [self.take(name, tensor, rule) for name, tensor in zip(rule.ours, tensors, strict=True)]
         ours = ", ".join(rule.ours)
-        if not rule.theirs:
+        if not theirs:
             self.fresh |= dict.fromkeys(rule.ours, "zero: the file has none, which is the same")
         elif any(notes):
-            self.resized |= {name: f"{ours}: {'; '.join(filter(None, notes))}" for name in rule.theirs}
-        elif rule.theirs == rule.ours:
-            self.taken += rule.theirs
+            self.resized |= {name: f"{ours}: {'; '.join(filter(None, notes))}" for name in theirs}
+        elif tuple(theirs) == rule.ours:
+            self.taken += theirs
         else:
-            self.renamed |= dict.fromkeys(rule.theirs, ours)
+            self.renamed |= dict.fromkeys(theirs, ours)
+
+    def read(self, rule: Rule) -> tuple[Tensor, ...]:
+        file = self.draft.file
+        try:
+            tensors = rule.read(tuple(self.number(name, file.read(name)) for name in rule.theirs))
+            if len(tensors) == len(rule.ours):
+                return tensors
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        else:
+            reason = f"they make {len(tensors)} tensors instead of {len(rule.ours)}"
+        seen = ", ".join(f"{file.prefix}{name} {tuple(file.shapes[name])}" for name in rule.theirs)
+        raise WeightsError(f"{file.path}: {rule.ours[0]} cannot be made of {seen}: {reason}.")
+
+    def number(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor of weights; counters of BatchNorm are whole numbers."""
+        if tensor.dtype in _WEIGHTS or (tensor.dtype == torch.int64 and name.endswith("num_batches_tracked")):
+            return tensor
+        if tensor.is_floating_point():  # eight bits, which hardly anything can be done with
+            self.widened.add(tensor.dtype)
+            return tensor.float()
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise WeightsError(
+            f"{self.draft.file.path}: {self.draft.file.prefix}{name} holds {kind}, which are no weights."
+        )
 
     def take(self, name: str, tensor: Tensor, rule: Rule) -> str | None:
         """Puts one tensor into the state; what was done to it, if anything."""
-        their = " and ".join(rule.theirs)
+        their = " and ".join(self.draft.file.prefix + part for part in rule.theirs)
         if tuple(tensor.shape) != self.held[name]:
             raise WeightsError(
                 f"{self.draft.file.path}: {their} gives {name} the shape {tuple(tensor.shape)}, and a network of this "
@@ -169,9 +203,16 @@ class _Filling:
             if name not in self.state:
                 self.fresh[name] = "as num_classes asks" if name.startswith("head.") else self.why_new()
         modules = {name.rpartition(".")[0] for name in self.fresh if name not in self.state}
+        kinds = {tensor.dtype for tensor in self.state.values() if tensor.is_floating_point()}
+        dtype = kinds.pop() if len(kinds) == 1 else torch.float32
         for module in map(self.model.get_submodule, sorted(modules)):
-            module.to_empty(device="cpu", recurse=False)
+            try:
+                module.to_empty(device="cpu", recurse=False)
+            except RuntimeError as error:
+                raise WeightsError(f"There is no memory for what {self.changes()} asks for.") from error
             module.reset_parameters()  # type: ignore[operator]
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.to(dtype)
 
     def why_left_out(self, ours: str) -> str:
         if ours.startswith("head.") and "num_classes" in self.asked:
@@ -192,13 +233,17 @@ class _Filling:
                 "The head is all zeros, as in Google's ImageNet-21k files, so every class comes out equal. It is there "
                 "to be fine-tuned: num_classes=... gives a fresh one."
             )
-        found += [f"Numbers of {str(dtype).removeprefix('torch.')} became float32." for dtype in self.widened]
+        found += [
+            f"The file's numbers were {str(dtype).removeprefix('torch.')}; they are float32 now."
+            for dtype in self.widened
+        ]
         return found
 
 
 def check_both_sides(draft: Draft, held: Shapes) -> None:
     """Stops the load where the file and the network that it should be do not cover each other."""
     there, used = set(draft.file.shapes), {name for rule in draft.rules for name in rule.theirs}
+    prefix = draft.file.prefix
     missing = sorted(used - there)
     filled = {name: rule for rule in draft.rules for name in rule.ours}
     strange = {name for ours, rule in filled.items() if ours not in held for name in rule.theirs}
@@ -208,9 +253,9 @@ def check_both_sides(draft: Draft, held: Shapes) -> None:
         return
     sides = []
     if missing:
-        sides.append(f"missing from the file: {_few(missing)}")
+        sides.append(f"missing from the file: {_few(missing, prefix)}")
     if unknown:
-        sides.append(f"in the file but not in such a network: {_few(unknown)}")
+        sides.append(f"in the file but not in such a network: {_few(unknown, prefix)}")
     if unfilled:
         sides.append(f"in the network but in no tensor of the file: {_few(unfilled)}")
     raise WeightsError(
@@ -218,6 +263,6 @@ def check_both_sides(draft: Draft, held: Shapes) -> None:
     )
 
 
-def _few(names: list[str]) -> str:
+def _few(names: list[str], prefix: str = "") -> str:
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return ", ".join(names[:6]) + more
+    return ", ".join(prefix + name for name in names[:6]) + more

@@ -25,18 +25,18 @@ _SIDECARS = ("config.json", "preprocessor_config.json")
 
 def open_tensors(path: Path) -> TensorFile:
     """The tensors of a file or of the checkpoint in a folder; WeightsError says why not."""
-    if path.is_dir():
-        return _open_folder(path)
-    if not path.is_file():
-        raise WeightsError(f"There is no file {path}." if not path.exists() else f"{path} is not a regular file.")
     try:
+        if path.is_dir():
+            return _open_folder(path)
+        if not path.is_file():
+            raise WeightsError(f"There is no file {path}." if not path.exists() else f"{path} is not a regular file.")
         with path.open("rb") as stream:
             start = stream.read(16)
         opened = _open_by_content(path, start)
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {error.strerror or error}.") from error
-    beside = {} if path.suffix == ".npz" else _sidecars(path.parent)
-    return replace(opened, beside=beside)
+    is_native = "vitral" in opened.metadata
+    return opened if is_native or path.suffix == ".npz" else replace(opened, beside=_sidecars(path.parent))
 
 
 def _open_by_content(path: Path, start: bytes) -> TensorFile:

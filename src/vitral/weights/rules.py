@@ -64,11 +64,11 @@ def _tuple(tensors: Any) -> Tensors:
 # ---- layouts ----
 
 SAME = Layout(read=lambda x: x, write=lambda x: x)
-TRANSPOSED = Layout(read=lambda x: x.mT, write=lambda x: x.mT)
+TRANSPOSED = Layout(read=lambda x: x.transpose(0, 1), write=lambda x: x.transpose(0, 1))
 """(inputs, outputs), as JAX has it."""
 VECTOR = Layout(read=lambda x: x.reshape(-1), write=lambda x: x)
 """A vector that old files keep as (1, 1, 1, C)."""
-ROWS = Layout(read=lambda x: x.reshape(-1, x.shape[-1]), write=lambda x: x[None])
+ROWS = Layout(read=lambda x: x.reshape(x.shape[-2:]), write=lambda x: x[None])
 """(1, N, D): tokens and tables with a batch axis."""
 HEIGHT_WIDTH_IN_OUT = Layout(read=lambda x: x.permute(3, 2, 0, 1), write=lambda x: x.permute(2, 3, 1, 0))
 """Convolutions of JAX."""
@@ -81,6 +81,11 @@ def patches(channels: int, patch: tuple[int, int]) -> Layout:
 
 def stacked(parts: int) -> Layout:
     return Layout(read=lambda *x: torch.cat(x), write=lambda x: x.chunk(parts))
+
+
+def zeros(length: int) -> Layout:
+    """A bias that their network does not have."""
+    return Layout(read=lambda: torch.zeros(length), write=lambda bias: ())
 
 
 def heads_last(heads: int, parts: int = 1) -> Layout:

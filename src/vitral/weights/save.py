@@ -1,15 +1,39 @@
 """The way out: a model, with its preprocessing and labels, in our format or in anybody else's."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from vitral.errors import ConfigError, WeightsError, did_you_mean
+from vitral.model.config import ViTConfig
 from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import Checkpoint, default_preprocess
 from vitral.weights.content import Content
-from vitral.weights.dialects import WRITERS
+from vitral.weights.dialects import WRITERS, draft_of
+from vitral.weights.files import is_file
+from vitral.weights.load import build_without_memory, shapes_of
+from vitral.weights.open import open_tensors
+
+_ENDINGS = {
+    "native": (".safetensors",),
+    "google": (".npz",),
+    "big_vision": (".npz",),
+    "torchvision": (".safetensors", ".pth", ".pt"),
+}
+# What a reader needs no telling of: rates and initial values of training, and spellings of the same thing.
+_OF_TRAINING = ("dropout", "attention_dropout", "drop_path", "head_bias", "layer_scale", "position_resample")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """What ``save`` wrote, and what its reader should know."""
+
+    path: Path
+    tell: dict[str, Any] = field(default_factory=dict)
+    """Fields that the file cannot hold: keywords for ``vitral.load``."""
+    notes: tuple[str, ...] = ()
 
 
 def save(
@@ -19,56 +43,117 @@ def save(
     dialect: str = "native",
     preprocess: Preprocess | None = None,
     labels: Sequence[str] | None = None,
-) -> list[str]:
+) -> Written:
     """Writes a Checkpoint or a bare model. Other dialects than our own: google, big_vision, timm, huggingface,
-    torchvision; a path without a suffix is a folder, for those that have one.
+    torchvision; a path without a known ending is a folder, for those that have one.
 
-    Gives back what the reader of the file should know, in sentences. A file appears whole or not at all."""
-    if dialect not in WRITERS:
+    A file appears whole or not at all."""
+    if not isinstance(dialect, str) or dialect not in WRITERS:
         hint = did_you_mean(str(dialect), WRITERS)
         raise ConfigError(f"dialect={dialect!r} must be one of {', '.join(WRITERS)}.", hint=hint)
+    if not isinstance(path, str | Path) or not str(path):
+        raise WeightsError(f"A checkpoint is written to a path, and this is {path!r}.")
     target = Path(path)
-    checkpoint = _as_checkpoint(what, preprocess, labels)
-    model = checkpoint.model
-    if any(tensor.is_meta for tensor in model.state_dict().values()):
-        raise WeightsError("The model has no numbers yet: it was built on the meta device.")
+    checkpoint = as_checkpoint(what, preprocess, labels)
+    check_model(checkpoint.model)
+    check_target(target, dialect)
+    report = checkpoint.report
     content = Content(
         dialect=dialect,
-        config=model.config,
-        state=model.state_dict(),
+        config=checkpoint.model.config,
+        state=checkpoint.model.state_dict(),
         preprocess=checkpoint.preprocess,
         labels=checkpoint.labels,
-        provenance={} if checkpoint.report is None else {"source": Path(checkpoint.report.source).name},
+        provenance={} if report is None else {"source": Path(report.source).name},
+        assumed=() if report is None else report.assumed,
     )
-    _check_target(target, dialect)
-    return WRITERS[dialect].write(content, target)
+    notes = WRITERS[dialect].write(content, target)
+    tell, lost = what_is_lost(content, target)
+    notes += [f"The file cannot say {name}={value!r}: say it when loading." for name, value in tell.items()]
+    notes += [f"The {thing} are not in the file: {dialect} has no place for them." for thing in lost]
+    return Written(path=target, tell=tell, notes=tuple(notes))
 
 
-def _as_checkpoint(what: Checkpoint | ViT, preprocess: Preprocess | None, labels: Sequence[str] | None) -> Checkpoint:
+def what_is_lost(content: Content, path: Path) -> tuple[dict[str, Any], list[str]]:
+    """What somebody who reads the file gets otherwise: fields of the config; labels and preprocessing."""
+    config = content.config
+    draft = None
+    asked: dict[str, Any] = {}
+    for told in ({}, {"heads": config.heads}, {"heads": config.heads, "position_grid": config.table_grid}):
+        try:
+            draft, asked = draft_of(open_tensors(path), told), told
+            break
+        except WeightsError:
+            continue
+    if draft is None:
+        raise WeightsError(f"{path} was written, but cannot be read again.")
+    tell = dict(asked)
+    for one in fields(ViTConfig):
+        mine, theirs = (_spelled(each, one.name) for each in (config, draft.config))
+        if one.name not in (*_OF_TRAINING, "position_grid") and mine != theirs and not _is_baked(one.name, config):
+            tell[one.name] = mine
+    lost = [] if draft.labels == content.labels else ["labels"]
+    return tell, lost + ([] if draft.preprocess == content.preprocess else ["settings of the preprocessing"])
+
+
+def _spelled(config: ViTConfig, name: str) -> Any:
+    special = {"class_token": config.has_class_token, "image_size": config.image_hw, "patch_size": config.patch_hw}
+    return special.get(name, getattr(config, name))
+
+
+def _is_baked(name: str, config: ViTConfig) -> bool:
+    """Positions that were written as the table that they make."""
+    return name == "position" and config.position in ("none", "learned-2d", "sincos-2d")
+
+
+def as_checkpoint(what: Checkpoint | ViT, preprocess: Preprocess | None, labels: Sequence[str] | None) -> Checkpoint:
     if isinstance(what, ViT):
         what = Checkpoint(model=what, preprocess=default_preprocess(what))
-    if not isinstance(what, Checkpoint):
+    if not isinstance(what, Checkpoint) or not isinstance(what.model, ViT):
         raise ConfigError(f"save takes a Checkpoint or a ViT, and this is of type {type(what).__name__}.")
-    what = replace(what, preprocess=preprocess or what.preprocess)
-    classes = what.model.config.num_classes
-    if labels is not None:
-        if isinstance(labels, str) or len(labels) != classes:
-            raise ConfigError(f"There are {len(labels)} labels for {classes} classes.", hint="Give one for each class.")
-        what = replace(what, labels=tuple(map(str, labels)))
-    return what
+    what = replace(what, preprocess=what.preprocess if preprocess is None else preprocess)
+    if not isinstance(what.preprocess, Preprocess):
+        raise ConfigError(f"preprocess={what.preprocess!r} must be a Preprocess.")
+    config = what.model.config
+    if what.preprocess.channels != config.channels:
+        seen = f"{what.preprocess.channels} channels, and the model {config.channels}"
+        raise ConfigError(f"The preprocessing has {seen}.", hint="preprocess.with_channels(...) mends it.")
+    labels = what.labels if labels is None else labels
+    if labels is None:
+        return what
+    if not isinstance(labels, list | tuple) or len(labels) != config.num_classes:
+        seen = (
+            f"{len(labels)} labels" if isinstance(labels, list | tuple) else f"labels of type {type(labels).__name__}"
+        )
+        raise ConfigError(f"There are {seen} for {config.num_classes} classes.", hint="Give a list with one for each.")
+    return replace(what, labels=tuple(map(str, labels)))
 
 
-def _check_target(path: Path, dialect: str) -> None:
-    allowed = {
-        "native": (".safetensors",),
-        "google": (".npz",),
-        "big_vision": (".npz",),
-        "torchvision": (".safetensors", ".pth", ".pt"),
-    }.get(dialect, (".safetensors", ".pth", ".pt", ".bin", ""))
-    if path.suffix not in allowed:
+def check_model(model: ViT) -> None:
+    """Whether it is what its config says, with numbers in it."""
+    state = model.state_dict()
+    if any(tensor.is_meta for tensor in state.values()):
+        raise WeightsError("The model has no numbers yet: it was built on the meta device.")
+    expected = shapes_of(build_without_memory(model.config))
+    for name in expected.keys() | state.keys():
+        if name not in state or name not in expected or tuple(state[name].shape) != expected[name]:
+            seen = tuple(state[name].shape) if name in state else "missing"
+            raise WeightsError(f"The model is not what its config says: {name} is {seen}, not {expected.get(name)}.")
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
+            raise WeightsError(f"{name} holds numbers that are not finite; nothing was written.")
+
+
+def check_target(path: Path, dialect: str) -> None:
+    allowed = _ENDINGS.get(dialect, (".safetensors", ".pth", ".pt", ".bin", ""))
+    ending = path.suffix if is_file(path) else ""
+    if ending not in allowed:
         endings = " or ".join(ending or "nothing (a folder)" for ending in allowed)
         raise WeightsError(f"{path} must end in {endings} for the {dialect} dialect.")
-    if path.suffix and path.is_dir():
-        raise WeightsError(f"{path} is a folder, and a file should be written there.")
-    if not path.suffix and path.is_file():
-        raise WeightsError(f"{path} is a file, and a folder should be written there.")
+    try:
+        if ending and path.is_dir():
+            raise WeightsError(f"{path} is a folder, and a file should be written there.")
+        if not ending and path.is_file():
+            raise WeightsError(f"{path} is a file, and a folder should be written there.")
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{str(path)[:200]} cannot be written: {error}.") from error

@@ -21,7 +21,7 @@ from vitral.weights.checkpoint import google_preprocess
 from vitral.weights.content import Content
 from vitral.weights.draft import Asked, Draft, check_holds
 from vitral.weights.files import TensorFile, written_aside
-from vitral.weights.infer import asked_grid, count_layers, find_grid, pair_of
+from vitral.weights.infer import asked_grid, count_layers, find_grid, one_or_two, pair_of
 from vitral.weights.rules import (
     HEIGHT_WIDTH_IN_OUT,
     ROWS,
@@ -89,7 +89,7 @@ def read(file: TensorFile, asked: Asked) -> Draft:
 
 
 def _why_outside(name: str) -> str:
-    if "txt/" in name or "t5" in name:
+    if "/txt/" in name:
         return "of the text tower"
     return "optimiser state" if name.startswith("opt/") else "not of the image network"
 
@@ -100,6 +100,8 @@ def find_style(file: TensorFile) -> Style:
     scanned = any(name.startswith("Transformer/encoderblock/") for name in shapes)
     old = any("/MlpBlock_3/" in name for name in shapes)
     class_row = table is not None and _TABLES[table] and "cls" in shapes
+    if old and table is None:
+        raise WeightsError(f"{file.path} lacks Transformer/posembed_input/pos_embedding, its table of positions.")
     is_big_vision = scanned or "probe" in shapes or "MAPHead_0/probe" in shapes or table is None or not _TABLES[table]
     return Style(
         old_numbers=old,
@@ -113,19 +115,18 @@ def find_style(file: TensorFile) -> Style:
 
 def find_config(file: TensorFile, style: Style, asked: Asked, assumed: dict[str, str]) -> ViTConfig:
     shapes = file.shapes
-    query, hidden = (
-        _block_shape(file, suffix) for suffix in (r"MultiHeadDotProductAttention_\d/query", r"MlpBlock_\d/Dense_0")
-    )
-    patch_height, patch_width, inputs, width = shapes[_KERNEL]
+    query = _block_shape(file, r"MultiHeadDotProductAttention_\d/query", 3 + style.scanned)
+    hidden = _block_shape(file, r"MlpBlock_\d/Dense_0", 2 + style.scanned)
+    patch_height, patch_width, inputs, width = file.shape(_KERNEL, 4)
     stem = find_stem(file)
     step = 1 if stem is None else 2**stem.halvings
-    has_class_token = "cls" in shapes
+    has_class_token, has_head = "cls" in shapes, "head/kernel" in shapes or "head/bias" in shapes
     if style.table is None:
         image = pair_of(asked.get("image_size")) or (224, 224)
         assumed["position"] = "position=sincos-2d: the file has no table of positions, as big_vision's fixed waves"
         assumed["image_size"] = f"image_size={image[0]}: the file does not tell"
     else:
-        rows = shapes[style.table][-2]
+        rows = file.shape(style.table, 3)[1]
         told = pair_of(asked.get("position_grid"))
         pixels = patch_height * step, patch_width * step
         grid, _ = find_grid(rows, (int(style.class_row),), told, asked_grid(asked, pixels))
@@ -135,30 +136,34 @@ def find_config(file: TensorFile, style: Style, asked: Asked, assumed: dict[str,
         depth=_depth(file, style),
         heads=query[-2],
         mlp_width=hidden[-1],
-        patch_size=patch_height if patch_height == patch_width else (patch_height, patch_width),
-        image_size=image[0] if image[0] == image[1] else image,
-        channels=shapes["conv_root/kernel"][2] if stem else inputs,
-        num_classes=shapes["head/kernel"][1] if "head/kernel" in shapes else 0,
+        patch_size=one_or_two((patch_height, patch_width)),
+        image_size=one_or_two(image),
+        channels=file.shape("conv_root/kernel", 4)[2] if stem else inputs,
+        num_classes=file.shape("head/kernel", 2)[1] if has_head else 0,
         position="sincos-2d" if style.table is None else "learned",
         pool="map" if f"{style.map_prefix}probe" in shapes else "token" if has_class_token else "mean",
         class_token=has_class_token,
-        representation=shapes["pre_logits/kernel"][1] if "pre_logits/kernel" in shapes else None,
+        representation=file.shape("pre_logits/kernel", 2)[1] if "pre_logits/kernel" in shapes else None,
         stem=stem,
     )
 
 
-def _block_shape(file: TensorFile, suffix: str) -> tuple[int, ...]:
+def _block_shape(file: TensorFile, suffix: str, sides: int) -> tuple[int, ...]:
     """The shape of a kernel in the first block."""
     pattern = re.compile(rf"Transformer/encoderblock(_0)?/{suffix}/kernel")
-    for name, shape in file.shapes.items():
+    for name in file.shapes:
         if pattern.fullmatch(name):
-            return shape
-    raise WeightsError(f"{file.path} has Google's patch embedding, but no encoder block under Transformer/.")
+            return file.shape(name, sides)
+    raise WeightsError(f"{file.path} has Google's patch embedding, but no Transformer/encoderblock_0/{suffix}.")
 
 
 def _depth(file: TensorFile, style: Style) -> int:
     if style.scanned:
-        return next(shape[0] for name, shape in file.shapes.items() if name.startswith("Transformer/encoderblock/"))
+        return next(
+            shape[0] if shape else 0
+            for name, shape in file.shapes.items()
+            if name.startswith("Transformer/encoderblock/")
+        )
     return count_layers(file.shapes, r"Transformer/encoderblock_(\d+)/")
 
 
@@ -170,7 +175,7 @@ def find_stem(file: TensorFile) -> ResNetStem | None:
         if match := re.match(r"block(\d+)/unit(\d+)/", name):
             units.setdefault(int(match[1]), set()).add(match[2])
     stages = tuple(len(units[stage]) for stage in sorted(units))
-    return ResNetStem(stages=stages, width_factor=max(1, file.shapes["conv_root/kernel"][3] // 64))
+    return ResNetStem(stages=stages, width_factor=max(1, file.shape("conv_root/kernel", 4)[3] // 64))
 
 
 # ---- rules ----

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitral.errors import WeightsError
+from vitral.errors import ConfigError, WeightsError
 from vitral.model.config import ViTConfig
 from vitral.preprocess import Preprocess
 from vitral.weights.content import Content
 from vitral.weights.draft import Asked, Draft, check_holds, refuse
-from vitral.weights.files import TensorFile, written_aside
+from vitral.weights.files import TensorFile, is_file, written_aside
 from vitral.weights.hints import read_hints, write_state
-from vitral.weights.infer import asked_grid, count_layers, find_grid, pair_of, settle_heads
-from vitral.weights.rules import ROWS, Rule, pair, patches, rule, stacked_pair
+from vitral.weights.infer import asked_grid, count_layers, find_grid, one_or_two, pair_of, settle_heads
+from vitral.weights.rules import ROWS, Rule, pair, patches, rule, stacked, stacked_pair, zeros
 
 _PROJECTION = "embeddings.patch_embeddings.projection.weight"
 _ACTIVATIONS = {
@@ -30,7 +30,6 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu-tanh",
     "relu": "relu",
 }
-IMPLIED = {"activation": "gelu", "norm_eps": 1e-12}
 _RESAMPLING = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
@@ -55,16 +54,16 @@ def read(file: TensorFile, asked: Asked) -> Draft:
     style = find_style(file)
     assumed: dict[str, str] = {}
     if hinted := read_hints(file):
-        config, preprocess, labels = hinted
+        config, preprocess, labels, assumed = hinted.config, hinted.preprocess, hinted.labels, hinted.assumed
     else:
         config = find_config(file, style, asked, told, assumed)
         preprocess = find_preprocess(config, file, assumed)
         labels = find_labels(told)
     return Draft(
-        dialect="dinov2" if "layer_scale" in str(list(file.shapes)) else "huggingface",
+        dialect="huggingface" if config.layer_scale is None else "dinov2",
         file=file,
         config=config,
-        rules=list(rules(config, style)),
+        rules=list(rules(config, style, file)),
         preprocess=preprocess,
         labels=labels,
         ignored=find_ignored(file, style),
@@ -103,38 +102,45 @@ def find_config(
     file: TensorFile, style: Style, asked: Asked, told: dict[str, Any], assumed: dict[str, str]
 ) -> ViTConfig:
     shapes, prefix = file.shapes, style.prefix
-    width, channels, *patch = shapes[prefix + _PROJECTION]
-    table = shapes[f"{prefix}embeddings.position_embeddings"]
+    width, channels, *patch = file.shape(prefix + _PROJECTION, 4)
+    table = file.shape(f"{prefix}embeddings.position_embeddings", 3)
     size = pair_of(told.get("image_size"))
-    registers = shapes.get(f"{prefix}embeddings.register_tokens", (1, 0))[1]
+    has_registers = f"{prefix}embeddings.register_tokens" in shapes
+    registers = file.shape(f"{prefix}embeddings.register_tokens", 3)[1] if has_registers else 0
     grid = pair_of(asked.get("position_grid")) or (size and (size[0] // patch[0], size[1] // patch[1]))
     grid, _ = find_grid(table[1], (1,), grid or None, asked_grid(asked, (patch[0], patch[1])))
     image = grid[0] * patch[0], grid[1] * patch[1]
     block = f"{prefix}{style.layers}.0"
     if f"{block}.{style.mlp[0]}.weight" not in shapes:
         raise refuse("huggingface", f"its first layer has no MLP called {style.mlp[0]}")
-    if not told:
-        assumed["norm_eps"] = "norm_eps=1e-12 and activation=gelu: transformers' defaults, as there is no config.json"
+    for name, key, default in (("norm_eps", "layer_norm_eps", "1e-12"), ("activation", "hidden_act", "gelu")):
+        if key not in told:
+            assumed[name] = f"{name}={default}: transformers' default, as no config.json tells {key}"
     has_scale = f"{block}.layer_scale1.lambda1" in shapes
-    classes = shapes.get("classifier.weight", (0, width))
+    has_head = "classifier.weight" in shapes or "classifier.bias" in shapes
+    classes = file.shape("classifier.weight", 2) if has_head else (0, width)
     if classes[1] != width and "num_classes" not in asked:
         raise refuse("huggingface", "its classifier reads more than the class token (num_classes=... gives a new one)")
     fields: dict[str, Any] = dict(
         width=width,
         depth=_depth(file, style),
-        mlp_width=shapes[f"{block}.{style.mlp[0]}.weight"][0],
-        patch_size=patch[0] if patch[0] == patch[1] else tuple(patch),
-        image_size=image[0] if image[0] == image[1] else image,
+        mlp_width=file.shape(f"{block}.{style.mlp[0]}.weight", 2)[0],
+        patch_size=one_or_two((patch[0], patch[1])),
+        image_size=one_or_two(image),
         channels=channels,
         num_classes=classes[0] if classes[1] == width else 0,
         registers=registers,
+        class_token=True,
         activation=_activation(told),
         norm_eps=told.get("layer_norm_eps", 1e-6 if has_scale else 1e-12),
         layer_scale=1e-5 if has_scale else None,
         position_resample="bicubic-antialias" if registers else "bicubic",
     )
     settle_heads(fields, told.get("num_attention_heads"), asked, assumed)
-    return ViTConfig(**fields)
+    try:
+        return ViTConfig(**fields)
+    except ConfigError as error:
+        raise WeightsError(f"{file.path}: its config.json does not fit its tensors: {error}") from error
 
 
 def _activation(told: dict[str, Any]) -> str:
@@ -158,32 +164,35 @@ def find_preprocess(config: ViTConfig, file: TensorFile, assumed: dict[str, str]
     size = told.get("size")
     shortest = size.get("shortest_edge") if isinstance(size, dict) else None
     crops = bool(told.get("do_center_crop")) or shortest is not None
-    interpolation = _RESAMPLING.get(told.get("resample", 2), "bicubic")
+    resample = told.get("resample", 2)
+    if resample not in (*_RESAMPLING, None):
+        assumed["preprocess"] = f"preprocessing: bicubic, as Pillow's resampling {resample!r} is not known here"
+    interpolation = _RESAMPLING.get(resample, "bicubic") if isinstance(resample, int) else "bilinear"
     try:
         preprocess = Preprocess(
             size=config.image_hw,
             resize="crop" if crops else "squash",
-            crop_fraction=min(1.0, config.image_hw[0] / shortest) if crops and shortest else 1.0,
+            crop_fraction=min(1.0, min(config.image_hw) / shortest) if crops and shortest else 1.0,
             interpolation=interpolation,  # type: ignore[arg-type]
             mean=tuple(mean) if normalises else (0.0,) * len(mean),
             std=tuple(std) if normalises else (1.0,) * len(std),
             channels=len(mean),
         )
-    except (TypeError, ValueError, WeightsError) as error:
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError, ConfigError) as error:
         raise WeightsError(f"{file.path}: its preprocessor_config.json cannot be used: {error}.") from error
     return preprocess.with_channels(config.channels)
 
 
 def find_labels(told: dict[str, Any]) -> tuple[str, ...] | None:
     names = told.get("id2label")
-    if not isinstance(names, dict) or not all(str(key).isdigit() for key in names):
+    if not isinstance(names, dict) or {str(key) for key in names} != {str(index) for index in range(len(names))}:
         return None
     labels = tuple(str(names[key]) for key in sorted(names, key=int))
     is_placeholder = all(label == f"LABEL_{index}" for index, label in enumerate(labels))
     return None if is_placeholder else labels
 
 
-def rules(config: ViTConfig, style: Style) -> Iterator[Rule]:
+def rules(config: ViTConfig, style: Style, file: TensorFile | None = None) -> Iterator[Rule]:
     prefix = style.prefix
     embeddings = f"{prefix}embeddings"
     yield from pair(
@@ -196,7 +205,13 @@ def rules(config: ViTConfig, style: Style) -> Iterator[Rule]:
     for index in range(config.depth):
         ours, theirs = f"blocks.{index}", f"{prefix}{style.layers}.{index}"
         yield from pair(f"{ours}.norm1", f"{theirs}.{style.norms[0]}")
-        yield from stacked_pair(f"{ours}.attention.to_qkv", tuple(f"{theirs}.{name}" for name in style.qkv))
+        parts = tuple(f"{theirs}.{name}" for name in style.qkv)
+        if file and not any(name.endswith(f"{style.qkv[0]}.bias") for name in file.shapes):  # qkv_bias=False
+            weights = tuple(f"{part}.weight" for part in parts)
+            yield rule(f"{ours}.attention.to_qkv.weight", weights, stacked(3))
+            yield rule(f"{ours}.attention.to_qkv.bias", (), zeros(3 * config.width))
+        else:
+            yield from stacked_pair(f"{ours}.attention.to_qkv", parts)
         yield from pair(f"{ours}.attention.to_out", f"{theirs}.{style.out}")
         yield from pair(f"{ours}.norm2", f"{theirs}.{style.norms[1]}")
         yield from pair(f"{ours}.mlp.expand", f"{theirs}.{style.mlp[0]}")
@@ -228,10 +243,10 @@ def write(content: Content, path: Path) -> list[str]:
         stem=(None,),
     )
     tensors = content.renamed(list(rules(config, Style())))
-    if path.suffix:
-        write_state(content, tensors, path, IMPLIED)
+    if is_file(path):
+        write_state(content, tensors, path)
         return []
-    write_state(content, tensors, path / "model.safetensors", {}, hints=False)
+    write_state(content, tensors, path / "model.safetensors")
     for name, described in (
         ("config.json", describe(content)),
         ("preprocessor_config.json", describe_preprocess(content.preprocess)),
@@ -262,7 +277,7 @@ def describe(content: Content) -> dict[str, Any]:
         "attention_probs_dropout_prob": config.attention_dropout,
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
-        "dtype": "float32",
+        "dtype": str(next(iter(content.state.values())).dtype).removeprefix("torch."),
     }
 
 

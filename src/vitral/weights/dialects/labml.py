@@ -10,7 +10,7 @@ from vitral.model.config import ViTConfig
 from vitral.weights.checkpoint import google_preprocess
 from vitral.weights.draft import Asked, Draft
 from vitral.weights.files import TensorFile
-from vitral.weights.infer import count_layers, pair_of, settle_heads
+from vitral.weights.infer import count_layers, one_or_two, pair_of, settle_heads
 from vitral.weights.rules import ROWS, Layout, Rule, pair, patches, rule, stacked_pair
 
 _LAYER, _TABLE = "transformer_layers.", "pos_emb.positional_encodings"
@@ -25,11 +25,11 @@ def read(file: TensorFile, asked: Asked) -> Draft:
     size = pair_of(asked.get("image_size"))
     if size is None:
         raise WeightsError(
-            f"{file.path} is a labml checkpoint, whose table of {shapes[_TABLE][0]} positions does not tell the size "
-            "of the images.",
+            f"{file.path} is a labml checkpoint, whose table of {file.shape(_TABLE, 3)[0]} positions does not tell the "
+            "size of the images.",
             hint="Say it: image_size=... (its experiment on CIFAR-10 has 32).",
         )
-    width, channels, height, across = shapes["patch_emb.conv.weight"]
+    width, channels, height, across = file.shape("patch_emb.conv.weight", 4)
     assumed = {
         "activation": "activation=gelu: as in labml's experiment; the file does not tell",
         "preprocess": "preprocessing: mean and std 0.5, squashed to the size; the file does not tell",
@@ -37,13 +37,14 @@ def read(file: TensorFile, asked: Asked) -> Draft:
     fields: dict[str, Any] = dict(
         width=width,
         depth=count_layers(shapes, rf"{re.escape(_LAYER)}(\d+)\."),
-        mlp_width=shapes[f"{_LAYER}0.feed_forward.layer1.weight"][0],
-        patch_size=height if height == across else (height, across),
-        image_size=size,
+        mlp_width=file.shape(f"{_LAYER}0.feed_forward.layer1.weight", 2)[0],
+        patch_size=one_or_two((height, across)),
+        image_size=one_or_two(size),
         channels=channels,
-        num_classes=shapes["classification.linear2.weight"][0],
-        representation=shapes["classification.linear1.weight"][0],
+        num_classes=file.shape("classification.linear2.weight", 2)[0],
+        representation=file.shape("classification.linear1.weight", 2)[0],
         representation_activation="relu",
+        class_token=True,
         activation="gelu",
         norm_eps=1e-5,
     )

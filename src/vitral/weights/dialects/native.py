@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from vitral import __version__
-from vitral.errors import ConfigError, WeightsError
-from vitral.preprocess import Preprocess
+from vitral.errors import WeightsError
 from vitral.weights.content import Content
-from vitral.weights.describe import config_as_dict, config_from
 from vitral.weights.draft import Asked, Draft
 from vitral.weights.files import TensorFile, written_aside
+from vitral.weights.hints import describe, parse
 from vitral.weights.rules import rule
 
 KEY, FORMAT = "vitral", 1
@@ -29,20 +28,15 @@ def recognise(file: TensorFile) -> bool:
 
 
 def read(file: TensorFile, asked: Asked) -> Draft:
-    told = read_metadata(file)
-    try:
-        config = config_from(told["config"], len(file.shapes))
-        preprocess = Preprocess(**told["preprocess"])
-    except (KeyError, TypeError, ConfigError) as error:
-        raise WeightsError(f"{file.path}: its description of the model is damaged: {error}.") from error
-    labels = told.get("labels")
+    told = parse(read_metadata(file), file)
     return Draft(
         dialect="native",
         file=file,
-        config=config,
+        config=told.config,
         rules=[rule(name, name) for name in file.shapes],
-        preprocess=preprocess,
-        labels=None if labels is None else tuple(map(str, labels)),
+        preprocess=told.preprocess,
+        labels=told.labels,
+        assumed=told.assumed,
         keeps_dtype=True,
     )
 
@@ -52,7 +46,7 @@ def read_metadata(file: TensorFile) -> dict[str, Any]:
         told = json.loads(file.metadata[KEY])
     except (ValueError, RecursionError) as error:
         raise WeightsError(f"{file.path}: its metadata are no valid JSON: {error}.") from error
-    if not isinstance(told, dict) or not isinstance(told.get("format"), int):
+    if not isinstance(told, dict) or type(told.get("format")) is not int or told["format"] < 1:
         raise WeightsError(f"{file.path}: its metadata name no format version.")
     if told["format"] > FORMAT:
         raise WeightsError(
@@ -68,9 +62,7 @@ def write(content: Content, path: Path) -> list[str]:
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in content.state.items()}
     described = {
         "format": FORMAT,
-        "config": config_as_dict(content.config),
-        "preprocess": content.preprocess.as_dict(),
-        "labels": content.labels,
+        **describe(content),
         "provenance": {"vitral": __version__, "torch": torch.__version__, **content.provenance},
         "sha256": checksum(state),
     }

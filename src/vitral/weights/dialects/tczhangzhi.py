@@ -7,7 +7,7 @@ from vitral.model.config import ViTConfig
 from vitral.weights.checkpoint import google_preprocess
 from vitral.weights.draft import Asked, Draft, refuse
 from vitral.weights.files import TensorFile
-from vitral.weights.infer import asked_grid, count_layers, find_grid, pair_of
+from vitral.weights.infer import asked_grid, count_layers, find_grid, one_or_two, pair_of
 from vitral.weights.rules import ROWS, Rule, heads_bias, heads_first, heads_last, pair, patches, rule
 
 _LAYER, _TABLE = "transformer.encoder_layers.", "transformer.pos_embedding.pos_embedding"
@@ -21,18 +21,19 @@ def read(file: TensorFile, asked: Asked) -> Draft:
     if any(name.startswith("resnet.") for name in file.shapes):
         raise refuse("tczhangzhi", "its ResNet stem is another one than Google's")
     shapes = file.shapes
-    width, channels, height, across = shapes["embedding.weight"]
+    width, channels, height, across = file.shape("embedding.weight", 4)
     told = pair_of(asked.get("position_grid"))
-    grid, _ = find_grid(shapes[_TABLE][1], (1,), told, asked_grid(asked, (height, across)))
+    grid, _ = find_grid(file.shape(_TABLE, 3)[1], (1,), told, asked_grid(asked, (height, across)))
     config = ViTConfig(
         width=width,
         depth=count_layers(shapes, rf"{re.escape(_LAYER)}(\d+)\."),
-        heads=shapes[f"{_LAYER}0.attn.query.weight"][1],
-        mlp_width=shapes[f"{_LAYER}0.mlp.fc1.weight"][0],
-        patch_size=height if height == across else (height, across),
-        image_size=(grid[0] * height, grid[1] * across),
+        heads=file.shape(f"{_LAYER}0.attn.query.weight", 3)[1],
+        mlp_width=file.shape(f"{_LAYER}0.mlp.fc1.weight", 2)[0],
+        patch_size=one_or_two((height, across)),
+        image_size=one_or_two((grid[0] * height, grid[1] * across)),
         channels=channels,
-        num_classes=shapes["classifier.weight"][0] if "classifier.weight" in shapes else 0,
+        num_classes=file.shape("classifier.weight", 2)[0] if "classifier.weight" in shapes else 0,
+        class_token=True,
         activation="gelu",
         norm_eps=1e-5,
     )

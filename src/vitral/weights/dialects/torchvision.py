@@ -13,12 +13,11 @@ from vitral.weights.content import Content
 from vitral.weights.draft import Asked, Draft, check_holds
 from vitral.weights.files import TensorFile
 from vitral.weights.hints import read_hints, write_state
-from vitral.weights.infer import asked_grid, count_layers, find_grid, pair_of, settle_heads
+from vitral.weights.infer import asked_grid, count_layers, find_grid, one_or_two, pair_of, settle_heads
 from vitral.weights.rules import ROWS, Rule, pair, patches, rule
 
 _LAYER = "encoder.layers.encoder_layer_"
 _TABLE = "encoder.pos_embedding"
-IMPLIED = {"activation": "gelu", "norm_eps": 1e-6}
 
 
 def recognise(file: TensorFile) -> bool:
@@ -28,7 +27,7 @@ def recognise(file: TensorFile) -> bool:
 def read(file: TensorFile, asked: Asked) -> Draft:
     assumed: dict[str, str] = {}
     if hinted := read_hints(file):
-        config, preprocess, labels = hinted
+        config, preprocess, labels, assumed = hinted.config, hinted.preprocess, hinted.labels, hinted.assumed
     else:
         config, labels = find_config(file, asked, assumed), None
         preprocess = imagenet_preprocess(config.image_hw, "bilinear").with_channels(config.channels)
@@ -47,23 +46,25 @@ def read(file: TensorFile, asked: Asked) -> Draft:
 def find_config(file: TensorFile, asked: Asked, assumed: dict[str, str]) -> ViTConfig:
     shapes = file.shapes
     stem = find_stem(file)
-    kernel = shapes["conv_proj.conv_last.weight" if stem else "conv_proj.weight"]
+    kernel = file.shape("conv_proj.conv_last.weight" if stem else "conv_proj.weight", 4)
     step = 1 if stem is None else 2**stem.halvings
     patch = kernel[-2] * step, kernel[-1] * step
-    rows, width = shapes[_TABLE][1:]
+    _, rows, width = file.shape(_TABLE, 3)
     grid, _ = find_grid(rows, (1,), pair_of(asked.get("position_grid")), asked_grid(asked, patch))
     image = grid[0] * patch[0], grid[1] * patch[1]
-    mlp = next(shapes[name] for name in (f"{_LAYER}0.mlp.0.weight", f"{_LAYER}0.mlp.linear_1.weight") if name in shapes)
+    old = f"{_LAYER}0.mlp.linear_1.weight"
+    mlp = file.shape(old if old in shapes else f"{_LAYER}0.mlp.0.weight", 2)
     fields: dict[str, Any] = dict(
         width=width,
         depth=count_layers(shapes, rf"{re.escape(_LAYER)}(\d+)\."),
         mlp_width=mlp[0],
-        patch_size=kernel[-1] if kernel[-1] == kernel[-2] else kernel[-2:],
-        image_size=image[0] if image[0] == image[1] else image,
-        channels=shapes["conv_proj.conv_bn_relu_0.0.weight" if stem else "conv_proj.weight"][1],
-        num_classes=shapes["heads.head.weight"][0] if "heads.head.weight" in shapes else 0,
-        representation=shapes["heads.pre_logits.weight"][0] if "heads.pre_logits.weight" in shapes else None,
+        patch_size=one_or_two((kernel[-2], kernel[-1])),
+        image_size=one_or_two(image),
+        channels=file.shape("conv_proj.conv_bn_relu_0.0.weight" if stem else "conv_proj.weight", 4)[1],
+        num_classes=file.shape("heads.head.weight", 2)[0] if "heads.head.weight" in shapes else 0,
+        representation=file.shape("heads.pre_logits.weight", 2)[0] if "heads.pre_logits.weight" in shapes else None,
         stem=stem,
+        class_token=True,
         activation="gelu",
         position_resample="bicubic-corners",
     )
@@ -76,7 +77,7 @@ def find_stem(file: TensorFile) -> ConvStem | None:
         return None
     widths = []
     while (name := f"conv_proj.conv_bn_relu_{len(widths)}.0.weight") in file.shapes:
-        widths.append(file.shapes[name][0])
+        widths.append(file.shape(name, 4)[0])
     return ConvStem(widths=tuple(widths), norm="batch")
 
 
@@ -133,5 +134,5 @@ def write(content: Content, path: Path) -> list[str]:
         raise WeightsError("torchvision's VisionTransformer is for square RGB images and square patches only.")
     if config.stem is not None and not (isinstance(config.stem, ConvStem) and config.stem.norm == "batch"):
         raise WeightsError("The torchvision layout cannot hold this stem; it has ConvStem(norm='batch') or none.")
-    write_state(content, content.renamed(list(rules(config))), path, IMPLIED)
+    write_state(content, content.renamed(list(rules(config))), path)
     return [] if config.norm_eps == 1e-6 else [f"Give torchvision norm_layer with epsilon {config.norm_eps}."]

@@ -6,7 +6,7 @@ from typing import Any
 from vitral.errors import ConfigError
 from vitral.model.config import ConvStem, ResNetStem, ViTConfig, check_field_names
 
-_MOST_PATCHES = 10**8
+MOST_PATCHES = 10**8
 _STEMS = {"resnet": ResNetStem, "convolutions": ConvStem}
 
 
@@ -26,7 +26,7 @@ def config_from(fields: dict[str, Any], tensors: int) -> ViTConfig:
         stem = _STEMS[stem["kind"]](**{name: value for name, value in stem.items() if name != "kind"})
     config = ViTConfig(**{**fields, "stem": stem})
     layers = config.blocks + (sum(stem.stages) if isinstance(stem, ResNetStem) else 0)
-    if layers > tensors or config.table_grid[0] * config.table_grid[1] > _MOST_PATCHES:
+    if layers > tensors or config.table_grid[0] * config.table_grid[1] > MOST_PATCHES:
         grid = " x ".join(map(str, config.table_grid))
         raise ConfigError(f"{layers:,} layers and a grid of {grid} are described, and {tensors} tensors are there.")
     return config

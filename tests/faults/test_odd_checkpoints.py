@@ -1,0 +1,302 @@
+"""Every tensor of every dialect left out, misshapen or of another kind, in turn: always one sentence that names it."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import vitral
+from tests.conftest import small_model
+
+State = dict[str, Tensor]
+
+
+def states(folder: Path) -> dict[str, State]:
+    found = {}
+    for dialect, name in (("timm", "x.pth"), ("torchvision", "y.pth"), ("huggingface", "z.pth")):
+        vitral.save(small_model(norm_eps=1e-12 if dialect == "huggingface" else 1e-6), folder / name, dialect=dialect)
+        found[dialect] = torch.load(folder / name, weights_only=True)
+    for dialect, pool in (("google", "token"), ("big_vision", "map")):
+        vitral.save(small_model(activation="gelu-tanh", pool=pool), folder / "g.npz", dialect=dialect)
+        with np.load(folder / "g.npz") as arrays:
+            found[dialect] = {key: torch.from_numpy(arrays[key]) for key in arrays}
+    return found
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, State]:
+    return states(tmp_path_factory.mktemp("states"))
+
+
+def load(state: State, dialect: str, folder: Path) -> vitral.Checkpoint:
+    if dialect in ("google", "big_vision"):
+        np.savez(folder / "x.npz", **{name: tensor.numpy() for name, tensor in state.items()})
+        return vitral.load(folder / "x.npz")
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "x.safetensors")
+    return vitral.load(folder / "x.safetensors", heads=3)
+
+
+DAMAGES: dict[str, Callable[[Tensor], Tensor | None]] = {
+    "missing": lambda tensor: None,
+    "without sides": lambda tensor: tensor.flatten()[0].clone(),
+    "one side more": lambda tensor: tensor[..., None],
+    "flat": lambda tensor: tensor.flatten(),
+    "empty": lambda tensor: tensor.flatten()[:0],
+    "longer": lambda tensor: torch.cat([tensor, tensor]),
+    "whole numbers": lambda tensor: tensor.int(),
+    "truths": lambda tensor: tensor > 0,
+    "infinite": lambda tensor: torch.full_like(tensor, float("inf")),
+}
+REPRESENTABLE = {"cls", "embedding/kernel", "params/embedding/kernel"}  # without a class token; with longer patches
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dialect", ["timm", "torchvision", "huggingface", "google", "big_vision"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_each_tensor_damaged(checkpoints: dict[str, State], dialect: str, damage: str, tmp_path: Path) -> None:
+    whole = checkpoints[dialect]
+    images = torch.randn(2, 3, 16, 16)
+    expected = load(whole, dialect, tmp_path).model(images)
+    for name in whole:
+        if "blocks.1" in name or "layer.1." in name or "layer_1." in name or "block_1/" in name:
+            continue  # as the one before it
+        changed = DAMAGES[damage](whole[name])
+        if (
+            changed is not None
+            and changed.shape == whole[name].shape
+            and changed.dtype == whole[name].dtype
+            and (damage != "infinite")
+        ):
+            continue  # flat already
+        state = {key: tensor for key, tensor in whole.items() if key != name}
+        if changed is not None:
+            state[name] = changed
+        checkpoint = None
+        with suppress(vitral.WeightsError):
+            checkpoint = load(state, dialect, tmp_path)
+        if checkpoint is None:
+            continue
+        assert checkpoint.report is not None
+        if damage in ("one side more", "flat"):  # the same numbers in the same order
+            assert torch.equal(checkpoint.model(images), expected), name
+            continue
+        # What another network of the same dialect has not, either, is read as that one, and said.
+        says = str(checkpoint.report.assumed) + str(checkpoint.report.fresh) + str(checkpoint.report.warnings)
+        assert damage in ("missing", "longer"), (name, damage)
+        assert any(word in says for word in ("position", "image_size", "zero")) or name in REPRESENTABLE, (name, says)
+
+
+def hf_folder(folder: Path) -> Path:
+    vitral.save(small_model(norm_eps=1e-12), folder / "hf", dialect="huggingface", labels=list("abcdefg"))
+    save_file(
+        load_file(folder / "hf" / "model.safetensors"), folder / "hf" / "model.safetensors", metadata={"format": "pt"}
+    )
+    return folder / "hf"
+
+
+def assert_one_sentence_or_loads(folder: Path, **asked: Any) -> None:
+    with suppress(vitral.VitralError):
+        vitral.load(folder, **asked)
+
+
+ODD = [None, [], {}, "x", -1, 0, 1.5, True, 10**400, ["x"], {"0": 1}]
+
+
+@pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json"])
+def test_odd_values_in_the_files_of_hugging_face(file: str, tmp_path: Path) -> None:
+    folder = hf_folder(tmp_path)
+    told = json.loads((folder / file).read_text())
+    for name in told:
+        for value in ODD:
+            (folder / file).write_text(json.dumps({**told, name: value}))
+            assert_one_sentence_or_loads(folder)
+
+
+def test_odd_values_in_the_files_of_timm(tmp_path: Path) -> None:
+    folder = tmp_path / "timm"
+    vitral.save(small_model(), folder, dialect="timm")
+    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors")
+    told = json.loads((folder / "config.json").read_text())
+    for section in ("", "model_args", "pretrained_cfg"):
+        inner = told[section] if section else told
+        for name in inner:
+            for value in ODD:
+                changed = {**inner, name: value}
+                (folder / "config.json").write_text(json.dumps({**told, section: changed} if section else changed))
+                assert_one_sentence_or_loads(folder, heads=3)
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({"global_pool": "max"}, "global_pool"),
+        ({"model_args": {"act_layer": "silu"}}, "act_layer"),
+        ({"model_args": {"pool_include_prefix": True}}, "pool_include_prefix"),
+        ({"architecture": "eva02_tiny_patch14_224"}, "turns queries"),
+    ],
+)
+def test_what_timm_tells_and_we_have_not_is_refused(told: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    vitral.save(small_model(), tmp_path / "t", dialect="timm")
+    save_file(load_file(tmp_path / "t" / "model.safetensors"), tmp_path / "t" / "model.safetensors")
+    (tmp_path / "t" / "config.json").write_text(json.dumps({"architecture": "vit_x", **told}))
+    with pytest.raises(vitral.WeightsError, match=reason):
+        vitral.load(tmp_path / "t", heads=3)
+
+
+def test_labels_with_holes_are_no_labels(tmp_path: Path) -> None:
+    folder = hf_folder(tmp_path)
+    assert vitral.load(folder).labels == tuple("abcdefg")
+    told = json.loads((folder / "config.json").read_text())
+    told["id2label"] = {str(2 * index): "x" for index in range(7)}
+    (folder / "config.json").write_text(json.dumps(told))
+    assert vitral.load(folder).labels is None
+
+
+def test_a_dictionary_in_itself(tmp_path: Path) -> None:
+    inside: dict[str, Any] = {}
+    inside["model"] = inside
+    torch.save(inside, tmp_path / "x.pth")
+    with pytest.raises(vitral.WeightsError, match="no state dict"):
+        vitral.load(tmp_path / "x.pth")
+
+
+def test_a_state_dict_beside_other_tensors(tmp_path: Path) -> None:
+    vitral.save(small_model(), tmp_path / "x.pth", dialect="timm")
+    state = torch.load(tmp_path / "x.pth", weights_only=True)
+    torch.save(
+        {"model": {f"module.{name}": x for name, x in state.items()}, "loss": torch.tensor(1.0)}, tmp_path / "y.pth"
+    )
+    checkpoint = vitral.load(tmp_path / "y.pth", heads=3)
+    assert checkpoint.report is not None
+    assert "loss" in checkpoint.report.ignored
+    assert "module.patch_embed.proj.weight" in checkpoint.report.renamed  # as the file calls it
+
+
+def test_flipped_bits_in_compressed_arrays(tmp_path: Path) -> None:
+    vitral.save(small_model(activation="gelu-tanh"), tmp_path / "x.npz", dialect="google")
+    with np.load(tmp_path / "x.npz") as arrays:
+        np.savez_compressed(tmp_path / "y.npz", **arrays)
+    content = (tmp_path / "y.npz").read_bytes()
+    random = np.random.default_rng(0)
+    for _ in range(60):
+        broken = bytearray(content)
+        broken[int(random.integers(len(broken)))] ^= 1 << int(random.integers(8))
+        (tmp_path / "z.npz").write_bytes(broken)
+        try:
+            vitral.load(tmp_path / "z.npz")
+        except vitral.WeightsError:
+            continue
+
+
+@pytest.mark.parametrize("path", ["a" * 5000, "~nobody-of-this-name/x", "x\0y", None, 5, b"x", ""])
+def test_paths_that_are_none(path: Any) -> None:
+    with pytest.raises(vitral.VitralError):
+        vitral.load(path)
+    with pytest.raises(vitral.VitralError):
+        vitral.save(small_model(), path)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(dialect=[]),
+        dict(preprocess=5),
+        dict(preprocess={"size": (1, 1)}),
+        dict(labels=5),
+        dict(labels="abcdefg"),
+        dict(labels={"a", "b", "c", "d", "e", "f", "g"}),
+        dict(labels=["a"]),
+    ],
+)
+def test_saving_with_odd_arguments(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(vitral.ConfigError):
+        vitral.save(small_model(), tmp_path / "x.safetensors", **options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "asked", [dict(image_size=10**6), dict(image_size=4 * 10**8), dict(channels=10**6), dict(registers=2**30)]
+)
+def test_loading_what_nobody_has_memory_for(asked: dict[str, Any], tmp_path: Path) -> None:
+    vitral.save(small_model(), tmp_path / "x.safetensors")
+    with pytest.raises(vitral.VitralError):
+        vitral.load(tmp_path / "x.safetensors", **asked)
+
+
+def test_a_model_that_is_not_what_its_config_says(tmp_path: Path) -> None:
+    model = small_model()
+    model.head = torch.nn.Linear(48, 9)
+    with pytest.raises(vitral.WeightsError, match="head"):
+        vitral.save(model, tmp_path / "x.safetensors")
+    model.head = torch.nn.Identity()
+    with pytest.raises(vitral.WeightsError, match="head"):
+        vitral.save(model, tmp_path / "x.safetensors")
+    broken = small_model()
+    with torch.no_grad():
+        broken.norm.bias[0] = float("nan")
+    with pytest.raises(vitral.WeightsError, match=r"norm\.bias"):
+        vitral.save(broken, tmp_path / "x.safetensors")
+
+
+def test_a_fresh_head_has_the_precision_of_the_rest(tmp_path: Path) -> None:
+    vitral.save(small_model().bfloat16(), tmp_path / "x.safetensors")
+    loaded = vitral.load(tmp_path / "x.safetensors", num_classes=3)
+    assert loaded.model(torch.randn(1, 3, 16, 16).bfloat16()).shape == (1, 3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [(32, 64), (24, 64)])
+def test_our_own_files_of_timm_that_are_not_square(size: tuple[int, int], tmp_path: Path) -> None:
+    model = small_model(image_size=size, patch_size=8)
+    images = torch.randn(2, 3, *size)
+    for name in ("x.safetensors", "folder"):
+        vitral.save(model, tmp_path / name, dialect="timm")
+        assert torch.equal(vitral.load(tmp_path / name).model(images), model(images))
+    written = vitral.save(model, tmp_path / "x.pth", dialect="timm")
+    assert torch.equal(vitral.load(tmp_path / "x.pth", **written.tell).model(images), model(images))
+
+
+def test_what_a_file_cannot_say_is_told(tmp_path: Path) -> None:
+    model = small_model(pool="mean", class_token=True)
+    written = vitral.save(model, tmp_path / "x.pth", dialect="timm", labels=list("abcdefg"))
+    assert written.tell["pool"] == "mean"
+    assert "labels" in str(written.notes)
+    images = torch.randn(2, 3, 16, 16)
+    assert torch.equal(vitral.load(tmp_path / "x.pth", **written.tell).model(images), model(images))
+
+
+def test_guesses_stay_guesses(tmp_path: Path) -> None:
+    vitral.save(small_model(width=64, heads=1), tmp_path / "x.pth", dialect="timm")
+    loaded = vitral.load(tmp_path / "x.pth")
+    vitral.save(loaded, tmp_path / "x.safetensors")
+    again = vitral.load(tmp_path / "x.safetensors")
+    assert again.report is not None
+    assert "DeiT" in str(again.report.assumed)
+    told = vitral.load(tmp_path / "x.safetensors", preprocess=dict(mean=(0.4, 0.4, 0.4)))
+    assert told.report is not None
+    assert "DeiT" not in str(told.report.assumed)
+
+
+def test_other_pools_on_any_dialect(tmp_path: Path) -> None:
+    images = torch.randn(2, 3, 16, 16)
+    for dialect in ("timm", "torchvision", "huggingface"):
+        vitral.save(small_model(), tmp_path / f"{dialect}.safetensors", dialect=dialect)
+        for asked in (dict(pool="map"), dict(pool="mean"), dict(pool="mean", class_token=False)):
+            assert vitral.load(tmp_path / f"{dialect}.safetensors", **asked).model(images).shape == (2, 7)
+
+
+def test_files_can_be_read_by_others(tmp_path: Path) -> None:
+    vitral.save(small_model(), tmp_path / "x.safetensors")
+    assert (tmp_path / "x.safetensors").stat().st_mode & 0o044
+    (tmp_path / "real.safetensors").write_bytes(b"")
+    (tmp_path / "link.safetensors").symlink_to(tmp_path / "real.safetensors")
+    vitral.save(small_model(), tmp_path / "link.safetensors")
+    assert (tmp_path / "link.safetensors").is_symlink()
+    assert vitral.load(tmp_path / "real.safetensors").model.config.width == 48
