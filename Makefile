@@ -20,6 +20,9 @@ check: .venv/installed-dev
 bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks.forward
 	$(BIN)/python -m benchmarks.mixed_sizes
+	$(BIN)/python -m benchmarks.load
+	$(BIN)/python -m benchmarks.loader
+	$(BIN)/python -m benchmarks.train_step
 
 format: .venv/installed-dev
 	$(BIN)/ruff check --fix .

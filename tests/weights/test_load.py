@@ -319,6 +319,7 @@ def test_metadata_hold_the_checksum_of_the_numbers(tmp_path: Path) -> None:
     assert not verify(open_tensors(path))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_loading_holds_one_copy(tmp_path: Path) -> None:
     """A model of 90 MB in a process of its own: the peak grows by about once the file, not twice."""
     model = vitral.create("vit-s16", num_classes=10)
@@ -326,17 +327,18 @@ def test_loading_holds_one_copy(tmp_path: Path) -> None:
     vitral.save(model, tmp_path / "google.npz", dialect="google")
     size = (tmp_path / "ours.safetensors").stat().st_size / 1024
     program = (
-        "import resource, sys, torch, vitral, vitral.weights.load\n"
+        "import sys, torch, vitral, vitral.weights.load\n"
+        "peak = lambda: int([l for l in open('/proc/self/status') if l.startswith('VmHWM')][0].split()[1])\n"
         "vitral.load(sys.argv[2])\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = peak()\n"
         "model = vitral.load(sys.argv[1]).model\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+        "print(peak() - before)\n"
     )
     vitral.save(small_model(), tmp_path / "tiny.safetensors")
     for name in ("ours.safetensors", "google.npz"):
         words = [sys.executable, "-c", program, str(tmp_path / name), str(tmp_path / "tiny.safetensors")]
         grown = int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-        assert grown < 1.3 * size, name
+        assert 0.5 * size < grown < 1.3 * size, name
 
 
 def test_hints_survive_where_the_layout_has_no_place(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ app = App(
     help_epilogue="`vitral VERB --help` tells more. `--debug` shows where an error came from.",
 )
 app.command("vitral.cli.train:train", help="Train on pictures; what is not said is decided, with the reason.")
+app.command("vitral.cli.data:data", help="Look at a dataset before training on it.")
 app.command("vitral.cli.models:models", help="Names, parameters, FLOPs and memory of the models.")
 app.command(
     "vitral.cli.describe:describe", help="Any checkpoint: its dialect, config, and what became of every tensor."

@@ -10,6 +10,12 @@ from torch import Tensor, nn
 Initialiser = Callable[[Tensor], object]
 
 
+def initialise(tensor: Tensor, how: Initialiser) -> None:
+    """Sets initial values where there is memory for them: for the meta device torch would first load a compiler."""
+    if not tensor.is_meta:
+        how(tensor)
+
+
 def lecun_normal_(weight: Tensor) -> None:
     """Variance 1 / fan_in from a normal cut at two sigma; the division mends the spread that the cut takes away."""
     sigma = sqrt(1 / weight[0].numel()) / 0.87962566
@@ -43,5 +49,5 @@ class Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
-            for value, initialise in zip((self.weight, self.bias), self._initial, strict=True):
-                initialise(value)
+            for value, how in zip((self.weight, self.bias), self._initial, strict=True):
+                initialise(value, how)

@@ -1,0 +1,138 @@
+"""JPEG photos to normalised 224-pixel random crops, one thread: ours, plain Pillow, torchvision's and timm's.
+
+    python -m benchmarks.loader --save              # about two minutes
+
+The photos are made of the two that scikit-learn carries and of one of matplotlib, resized and cropped to 500 x 375
+("A", as ImageNet's) and to 2000 x 1500 pixels ("B"). Every method gets the same random boxes; methods take turns
+picture by picture, and the fastest of several passes counts. "difference" is the mean of absolute differences to plain
+Pillow, in normalised units.
+"""
+
+import argparse
+import io
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from benchmarks.peers import mend_torchvision
+from benchmarks.timing import describe_machine, save
+from vitral.data.augment import Augment, random_box, random_generator
+from vitral.data.decode import fast_jpeg
+from vitral.data.pixels import Box, crop_and_resize, normalise
+from vitral.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+
+SIZE = 224
+PREPROCESS = Preprocess(size=(SIZE, SIZE), mean=IMAGENET_MEAN, std=IMAGENET_STD)
+SETS = {"A": (500, 375), "B": (2000, 1500)}
+Method = Callable[[bytes, Box], torch.Tensor]
+
+
+def photos(size: tuple[int, int], number: int) -> list[bytes]:
+    from matplotlib import get_data_path
+    from sklearn.datasets import load_sample_images
+
+    originals = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+    originals.append(Image.open(f"{get_data_path()}/sample_data/grace_hopper.jpg").convert("RGB"))
+    random = np.random.default_rng(0)
+    found = []
+    for index in range(number):
+        picture = originals[index % len(originals)]
+        width, height = picture.size
+        part = random.uniform(0.8, 1.0)
+        left, top = (random.uniform(0, side * (1 - part)) for side in (width, height))
+        box = (left, top, left + width * part, top + height * part)
+        stream = io.BytesIO()
+        picture.resize(size, Image.Resampling.LANCZOS, box=box).save(stream, "JPEG", quality=90)
+        found.append(stream.getvalue())
+    return found
+
+
+def plain(content: bytes, box: Box) -> torch.Tensor:
+    top, left, height, width = box
+    picture = Image.open(io.BytesIO(content)).convert("RGB").crop((left, top, left + width, top + height))
+    pixels = np.asarray(picture.resize((SIZE, SIZE), Image.Resampling.BILINEAR))
+    image = torch.from_numpy(pixels.copy()).permute(2, 0, 1).float().div(255)
+    return (image - torch.tensor(IMAGENET_MEAN)[:, None, None]) / torch.tensor(IMAGENET_STD)[:, None, None]
+
+
+def ours(content: bytes, box: Box) -> torch.Tensor:
+    return normalise(crop_and_resize(content, box, PREPROCESS), PREPROCESS)
+
+
+def torchvision_method() -> Method:
+    mend_torchvision()
+    from torchvision.transforms.v2 import functional as F
+
+    def run(content: bytes, box: Box) -> torch.Tensor:
+        picture = F.pil_to_tensor(Image.open(io.BytesIO(content)).convert("RGB"))
+        top, left, height, width = box
+        image = F.resized_crop(picture, top, left, height, width, [SIZE, SIZE], antialias=True)
+        return F.normalize(F.to_dtype(image, torch.float32, scale=True), list(IMAGENET_MEAN), list(IMAGENET_STD))
+
+    return run
+
+
+def timm_method() -> Method:
+    """What timm's training transform does with a box: Pillow's crop and resize, then a tensor, then the mean."""
+    mend_torchvision()
+    from timm.data.transforms import MaybeToTensor
+    from torchvision.transforms import functional as F
+
+    to_tensor = MaybeToTensor()
+
+    def run(content: bytes, box: Box) -> torch.Tensor:
+        top, left, height, width = box
+        picture = Image.open(io.BytesIO(content)).convert("RGB")
+        cropped = F.resized_crop(picture, top, left, height, width, [SIZE, SIZE])  # type: ignore[arg-type]
+        return F.normalize(to_tensor(cropped), list(IMAGENET_MEAN), list(IMAGENET_STD))
+
+    return run
+
+
+def measure(name: str, number: int, passes: int) -> dict[str, Any]:
+    contents = photos(SETS[name], number)
+    how = Augment(crop="resized")
+    boxes = [random_box(content, PREPROCESS, how, random_generator(0, 0, i)) for i, content in enumerate(contents)]
+    methods: dict[str, Method] = {"pillow": plain, "vitral": ours}
+    methods |= {"torchvision": torchvision_method(), "timm": timm_method()}
+    best = dict.fromkeys(methods, float("inf"))
+    for _ in range(passes):
+        spent = dict.fromkeys(methods, 0.0)
+        for content, box in zip(contents, boxes, strict=True):
+            for method, run in methods.items():
+                start = time.perf_counter()
+                run(content, box)
+                spent[method] += time.perf_counter() - start
+        best = {method: min(best[method], spent[method]) for method in methods}
+    apart = [(ours(c, b) - plain(c, b)).abs().mean().item() for c, b in zip(contents, boxes, strict=True)]
+    return {
+        "set": name,
+        "photos": number,
+        "simplejpeg": fast_jpeg() is not None,
+        "images_per_second": {method: number / seconds for method, seconds in best.items()},
+        "ratio": {method: best["pillow"] / seconds for method, seconds in best.items()},
+        "difference": float(np.mean(apart)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passes", type=int, default=6)
+    parser.add_argument("--save", action="store_true", help="write a dated JSON into benchmarks/results")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [measure("A", 120, options.passes), measure("B", 24, options.passes)]
+    print("| photos | pillow, images/s | vitral | torchvision | timm | difference |\n|---|---|---|---|---|---|")
+    for row in rows:
+        ratios = " | ".join(f"{row['ratio'][name]:.2f} x" for name in ("vitral", "torchvision", "timm"))
+        print(f"| {row['set']} | {row['images_per_second']['pillow']:.0f} | {ratios} | {row['difference']:.4f} |")
+    if options.save:
+        save("loader", describe_machine("timm", "torchvision", "pillow", "simplejpeg"), rows)
+
+
+if __name__ == "__main__":
+    main()

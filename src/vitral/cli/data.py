@@ -1,0 +1,46 @@
+"""``vitral data``: look at a dataset before training on it."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from vitral.show.console import Format, show_json, show_lines
+
+
+def data(
+    data: str,
+    /,
+    *,
+    sheet: Annotated[Path | None, Parameter(help="Write a contact sheet there, as PNG.")] = None,
+    headers_only: Annotated[bool, Parameter(help="Do not decode: faster, finds less.", negative="")] = False,
+    format: Annotated[Format, Parameter(help="human: a page; json: everything; quiet: problems only.")] = "human",
+) -> None:
+    """Look at a dataset: classes, sizes, unreadable files, duplicates, leaks. Exit code 2: training cannot go on.
+
+    Parameters
+    ----------
+    data
+        A folder of class folders, a CSV or Parquet table, tar shards, hf:owner/name, or builtin:digits.
+    """
+    from vitral.data.scan import scan
+    from vitral.data.sheet import contact_sheet
+    from vitral.data.sources import open_data
+    from vitral.errors import DataError
+    from vitral.show.data import show_scan, with_progress
+
+    dataset = open_data(data)
+    found = with_progress(scan(dataset, decodes=not headers_only), quiet=format != "human")
+    if sheet is not None:
+        if sheet.suffix.lower() != ".png":
+            raise DataError(f"--sheet {sheet} must end in .png.")
+        contact_sheet(dataset.splits.get("train", ()), dataset.classes).save(sheet)
+    if format == "json":
+        show_json(found.as_dict())
+    elif format == "quiet":
+        show_lines(found.problems)
+    else:
+        show_scan(found, sheet)
+    if not found.can_train:
+        sys.exit(2)

@@ -1,0 +1,53 @@
+"""A contact sheet: some pictures of each class, as the network will see them or as they are."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from vitral.data.decode import BadPicture, decode
+from vitral.data.items import Item
+
+CELL, GAP, LABEL, MOST_CLASSES = 96, 6, 150, 24
+_PAPER, _INK = (255, 255, 255), (40, 40, 40)
+
+
+def contact_sheet(items: Sequence[Item], classes: Sequence[str], columns: int = 8) -> Image.Image:
+    """A row for each class, its name in front; at most 24 classes."""
+    shown = list(classes[:MOST_CLASSES])
+    height = max(1, len(shown)) * (CELL + GAP) + GAP
+    sheet = Image.new("RGB", (LABEL + columns * (CELL + GAP) + GAP, height), _PAPER)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=14)
+    for row, name in enumerate(shown):
+        top = GAP + row * (CELL + GAP)
+        draw.text((GAP, top + CELL // 2 - 8), _fit(draw, name, font), fill=_INK, font=font)
+        for column, picture in enumerate(_pictures(items, row, columns)):
+            picture.thumbnail((CELL, CELL))
+            left = LABEL + column * (CELL + GAP) + (CELL - picture.width) // 2
+            sheet.paste(picture, (left, top + (CELL - picture.height) // 2))
+    return sheet
+
+
+def _fit(draw: ImageDraw.ImageDraw, name: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+    while name and draw.textlength(name, font=font) > LABEL - 2 * GAP:
+        name = name[:-2] + "…"
+    return name
+
+
+def _pictures(items: Sequence[Item], label: int, number: int) -> list[Image.Image]:
+    found = []
+    own = [item for item in items if item.label == label or (isinstance(item.label, tuple) and label in item.label)]
+    for item in own[:: max(1, len(own) // number)]:
+        try:
+            content = item.source.read()
+            pixels = decode(content) if isinstance(content, bytes) else np.repeat(content[..., :1], 3, axis=2)
+        except BadPicture:
+            continue
+        picture = Image.fromarray(np.ascontiguousarray(pixels))
+        if max(picture.size) < CELL:  # small pictures are shown large, pixel by pixel
+            scale = CELL // max(picture.size)
+            picture = picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
+        found.append(picture)
+        if len(found) == number:
+            break
+    return found
