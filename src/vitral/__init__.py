@@ -63,14 +63,17 @@ __all__ = [
     "load",
     "record_attention",
     "save",
+    "train",  # pyright: ignore[reportUnsupportedDunderAll]
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "train":
+        return import_module("vitral.train")  # a room that can be called
     if name not in _HOME:
         raise AttributeError(f"module 'vitral' has no attribute {name!r}")
     return getattr(import_module(f"vitral.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *__all__})

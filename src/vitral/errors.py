@@ -46,8 +46,10 @@ class MissingError(VitralError):
 
     exit_code = 2
 
-    def __init__(self, package: str, extra: str, purpose: str):
-        super().__init__(f"{purpose} needs {package}, which is not installed.", hint=f"pip install 'vitral[{extra}]'")
+
+def missing_package(package: str, extra: str, purpose: str) -> MissingError:
+    message = f"{purpose} needs {package}, which is not installed."
+    return MissingError(message, hint=f"pip install 'vitral[{extra}]'")
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str | None:

@@ -38,7 +38,7 @@ def class_folders(folder: Path, classes: dict[str, int], size: tuple[int, int] =
         place = folder / split / name
         place.mkdir(parents=True, exist_ok=True)
         for index in range(count):
-            random = np.random.default_rng(1000 * number + index + (7 if split else 0))
+            random = np.random.default_rng(1000 * number + index + zlib.crc32(split.encode()))
             pixels = random.integers(0, 60, (*size, 3), dtype=np.uint8)
             pixels[..., number % 3] += np.uint8(120 + 10 * (number // 3))
             Image.fromarray(pixels).save(place / f"{index:03d}.png")

@@ -64,6 +64,11 @@ def test_a_run_from_folder_to_model(folder: Path, tmp_path: Path) -> None:
     assert vitral.load(tmp_path / "run").labels == loaded.labels
 
 
+def test_the_room_can_be_called(folder: Path, tmp_path: Path) -> None:
+    events = list(vitral.train(folder, out=tmp_path / "run", **{**TINY, "epochs": 1}))  # pyright: ignore
+    assert isinstance(events[-1], Finished)
+
+
 def weights(path: Path) -> dict[str, torch.Tensor]:
     return load_file(path / "model.safetensors")
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 from vitral.data.decode import BadPicture, Pixels
-from vitral.errors import MissingError
+from vitral.errors import missing_package
 
 SPLITS = {
     "train": "train",
@@ -93,7 +93,7 @@ def import_pyarrow() -> Any:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise MissingError("pyarrow", "tables", "A Parquet table") from None
+        raise missing_package("pyarrow", "tables", "A Parquet table") from None
     return pyarrow.parquet
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitral.data.items import SPLITS, Dataset, InFile, InTable, Item, import_pyarrow, natural_order
-from vitral.errors import DataError, MissingError
+from vitral.errors import DataError, missing_package
 
 _PICTURES = ("image", "img", "file", "filename", "file_name", "path", "filepath", "image_path", "picture")
 _LABELS = ("label", "labels", "class", "target", "category", "fine_label")
@@ -146,7 +146,7 @@ def open_hub(repository: str) -> Dataset:
     try:
         from huggingface_hub import HfApi, constants, errors, hf_hub_download, try_to_load_from_cache
     except ImportError:
-        raise MissingError("huggingface_hub", "hub", f"hf:{repository}") from None
+        raise missing_package("huggingface_hub", "hub", f"hf:{repository}") from None
     import sys
 
     try:

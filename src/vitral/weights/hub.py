@@ -7,7 +7,7 @@ all there is when offline.
 import sys
 from pathlib import Path
 
-from vitral.errors import MissingError, WeightsError
+from vitral.errors import WeightsError, missing_package
 
 _DESCRIPTIONS = ("config.json", "preprocessor_config.json")
 _CHECKPOINTS = ("model.safetensors", "pytorch_model.bin")
@@ -41,7 +41,7 @@ def fetch(repository: str) -> Path:
     try:
         from huggingface_hub import constants, errors, hf_hub_download, try_to_load_from_cache
     except ImportError:
-        raise MissingError("huggingface_hub", "hub", f"hf:{repository}") from None
+        raise missing_package("huggingface_hub", "hub", f"hf:{repository}") from None
     try:
         wanted = choose_files(repository, _list_files(name, revision or None))
     except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage]

@@ -1,0 +1,83 @@
+"""``vitral train`` as a person types it; runs themselves are in tests/train and tests/faults."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_commands import vitral as run
+from tests.data.pictures import class_folders
+
+TINY = (
+    "--model vit-pico4 --network.width 48 --network.depth 1 --network.heads 3 --image-size 16 --batch-size 8 --epochs 1"
+)
+
+
+def test_help_is_quick_and_short_and_help_all_is_long() -> None:
+    program = "import sys; sys.argv = ['vitral', 'train', '--help']\nfrom vitral.cli.main import main\nmain()"
+    done = subprocess.run(
+        [sys.executable, "-c", program + "\nassert 'torch' not in sys.modules"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--optim.lr" not in done.stdout.replace("such as --optim.lr", "")
+    everything = run("train", "--help-all").stdout
+    for name in ("--optim.lr", "--augment.flip", "--tune.rank", "--save-seconds", "--network.FIELD", "paper-jft"):
+        assert name in everything
+
+
+def test_print_config_is_a_file_that_can_be_used(tmp_path: Path) -> None:
+    done = run("train", "builtin:digits", "--recipe", "small", "--optim.lr", "0.5", "--compile", "--print-config")
+    assert done.returncode == 0, done.stderr
+    told = tomllib.loads(done.stdout)
+    assert told["optim"]["lr"] == 0.5
+    assert told["optim"]["name"] == "muon"
+    assert told["compile"] is True
+    assert "# Learning rate at its peak." in done.stdout
+    (tmp_path / "mine.toml").write_text(done.stdout)
+    again = run("train", "builtin:digits", "--config", str(tmp_path / "mine.toml"), "--optim.lr=0.25", "--print-config")
+    assert tomllib.loads(again.stdout)["optim"]["lr"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("", "no data"),
+        ("nowhere", "no folder"),
+        ("builtin:digits --optim.lrr 1", "Did you mean 'optim.lr'"),
+        ("builtin:digits --optim.lr fast", "must be a number"),
+        ("builtin:digits --epochs -1", "epochs"),
+        ("builtin:digits --recipe smal", "Did you mean 'small'"),
+        ("builtin:digits --model vit-x99", "vit-x99"),
+        ("builtin:digits --from nothing.npz", "nothing.npz"),
+        ("builtin:digits --image-size 30", "image_size=30"),
+        ("builtin:digits --config nothing.toml", "nothing.toml"),
+        ("builtin:digits --network.wisdom 3", "wisdom"),
+        ("builtin:digits --device tpu", "tpu"),
+        ("--resume nowhere", "no run"),
+    ],
+)
+def test_wrong_words_are_one_sentence(words: str, reason: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vitral", "train", *words.split()], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 2, done.stderr
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_run_in_json_and_quietly(tmp_path: Path) -> None:
+    data = class_folders(tmp_path / "data", {"a": 20, "b": 20}, size=(16, 16))
+    done = run("train", str(data), "--out", str(tmp_path / "one"), *TINY.split(), "--format", "json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert 0 <= result["held_out"]["top1"] <= 1
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    assert {"decided", "began", "stepped", "epochended", "saved", "finished"} <= {event["event"] for event in events}
+    quiet = run("train", str(data), "--out", str(tmp_path / "two"), *TINY.split(), "--format", "quiet")
+    assert float(quiet.stdout) == pytest.approx(result["held_out"]["top1"], abs=1e-4)
+    described = json.loads(run("describe", str(tmp_path / "one"), "--format", "json").stdout)
+    assert described["labels"] == ["a", "b"]
