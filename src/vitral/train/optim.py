@@ -94,7 +94,7 @@ class Optimiser:
         if optim.name == "sgd":
             return DecoupledSGD(groups, lr=self.peak, momentum=optim.momentum)
         # The paper's Adam has a decoupled decay, so it is AdamW here as well.
-        return torch.optim.AdamW(groups, lr=self.peak, betas=optim.betas, eps=optim.eps, foreach=True)
+        return torch.optim.AdamW(groups, lr=self.peak, betas=optim.betas, eps=optim.eps, fused=True)
 
     def is_for_muon(self, name: str) -> bool:
         is_block = name.startswith("blocks.") and self.parameters[name].ndim == 2
