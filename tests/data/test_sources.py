@@ -42,12 +42,7 @@ def test_class_folders_with_odd_contents(tmp_path: Path) -> None:
     (tmp_path / "class10" / "deep" / "loop").symlink_to(tmp_path / "class10")
     (tmp_path / "empty").mkdir()
     data = open_data(tmp_path)
-    assert data.classes == ("Größe ü", "class2", "class10", "empty") or set(data.classes) == {
-        "Größe ü",
-        "class2",
-        "class10",
-        "empty",
-    }
+    assert set(data.classes) == {"Größe ü", "class2", "class10", "empty"}
     assert data.classes.index("class2") < data.classes.index("class10")
     assert sum(counts(data.splits["train"], 4)) == 7
     assert "empty" in data.notes[0]

@@ -93,9 +93,8 @@ def wait_for_a_save(process: subprocess.Popen[str], state: Path) -> None:
 def test_kill_dash_nine(data: Path, whole: Path, tmp_path: Path) -> None:
     run, moments = tmp_path / "run", random.Random(0)
     process = start(str(data), "--out", str(run), *SETTINGS)
-    kills = inside = 0
+    kills = 0
     while process.poll() is None and kills < 6:
-        seen = len(list((run / "state").glob("step-*")))
         wait_for_a_save(process, run / "state")
         if kills % 2:  # wait until something is being written
             limit = time.monotonic() + 3
@@ -108,8 +107,6 @@ def test_kill_dash_nine(data: Path, whole: Path, tmp_path: Path) -> None:
         for stream in (process.stdout, process.stderr):
             stream.close()  # type: ignore[union-attr]
         kills += 1
-        inside += bool(list((run / "state").glob("*.tmp-*")))
-        assert seen >= 0
         process = start("--resume", str(run))
         if kills < 6:
             time.sleep(moments.uniform(2.0, 4.0))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,9 @@ class Training:
         self.best, self.best_step, self.best_epoch = -1.0, 0, -1
         self.loss_sum, self.loss_steps = 0.0, 0
         self.seconds = 0.0
+        self.loss_scale = (
+            2.0**14 if config.precision == "float16" else 1.0
+        )  # lifts small gradients into float16's range
 
     # ---- before ----
 
@@ -129,10 +133,8 @@ class Training:
         if len(data.classes) < 2:
             raise DataError(f"{data.name} has one class, and telling one apart from nothing cannot be learnt.")
         splits, made = settle_splits(data, other)
-        held = None
-        if self.config.from_weights:
-            held = load(self.config.from_weights)
         if not self.resumed:
+            held = load(self.config.from_weights) if self.config.from_weights else None
             self.config, decided = Decisions(self.config, data, splits.train, held).run()
             made = [*made, *decided]
         yield from made
@@ -166,7 +168,6 @@ class Training:
         weights = config.loss.class_weights == "balanced"
         found = counts(self.splits.train, len(self.data.classes))
         self.class_weights = balanced_weights(found).to(self.device) if weights else None
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "float16")
         if self.preprocess.resize == "native" and (config.mix.mixup or config.mix.cutmix):
             raise ConfigError(
                 "mix needs pictures of one size, and resize='native' keeps theirs.", hint="Use resize=crop."
@@ -319,8 +320,7 @@ class Training:
         self.best, self.best_step, self.best_epoch = facts["best"], facts["best_step"], facts["best_epoch"]
         self.loss_sum, self.loss_steps = facts["loss_sum"], facts["loss_steps"]
         self.seconds = facts["seconds"]
-        if self.config.precision == "float16":
-            self.scaler.load_state_dict(facts["scaler"])
+        self.loss_scale = facts["loss_scale"]
 
     def save_state(self) -> Saved:
         tensors = {f"model:{name}": tensor for name, tensor in self.model.state_dict().items()}
@@ -336,7 +336,7 @@ class Training:
             "loss_sum": self.loss_sum,
             "loss_steps": self.loss_steps,
             "seconds": self.seconds,
-            "scaler": self.scaler.state_dict(),
+            "loss_scale": self.loss_scale,
         }
         path = save_state(self.folder.state, State(step=self.step, tensors=tensors, facts=facts))
         return Saved(path=path, step=self.step)
@@ -395,14 +395,18 @@ class Training:
         torch.manual_seed(self.config.seed * 1_000_003 + self.step)  # dropout and stochastic depth of this step
         loss = self.gradients(batch, self.step)
         parameters = list(self.optimiser.parameters.values())
-        if self.config.precision == "float16":
-            for optimiser in self.optimiser.optimisers:
-                self.scaler.unscale_(optimiser)
+        if self.loss_scale != 1:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad /= self.loss_scale
         limit = self.config.optim.clip or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
-        if not torch.isfinite(norm) or not torch.isfinite(torch.tensor(loss)):
+        if self.loss_scale > 1 and not torch.isfinite(norm):
+            self.loss_scale /= 2  # too large for float16: this step is left out, and the next one is smaller
+        elif not torch.isfinite(norm) or not isfinite(loss):
             self.stop_at(batch, loss, norm.item())
-        self.optimiser.step(factor(self.config.optim, self.step, self.steps, self.warmup))
+        else:
+            self.optimiser.step(factor(self.config.optim, self.step, self.steps, self.warmup))
         self.optimiser.zero_grad()
         self.step += 1
         if self.average is not None:
@@ -438,7 +442,7 @@ class Training:
             kind = "sigmoid" if self.data.multi_label else self.config.loss.kind
             loss = soft_loss(logits, targets[share], kind, self.class_weights)
             loss = loss * ((share.stop - share.start) / len(targets))
-            self.scaler.scale(loss).backward()
+            (loss * self.loss_scale).backward()
             total += loss.item()
         return total
 
