@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tests.conftest import small_model
 from vitral.train.config import Mix, Optim, Tune
 from vitral.train.mixing import as_targets, balanced_weights, cutmix, mix_batch, mixup, soft_loss
+from vitral.train.muon import Muon, orthogonalised
 from vitral.train.optim import Average, Optimiser, groups_of, is_matrix, layer_of
 from vitral.train.schedule import factor
 from vitral.train.tune import add_lora, choose_parameters, merged_state
@@ -106,6 +108,34 @@ def test_muon_orthogonalises_q_k_and_v_each_by_itself() -> None:
         assert spectrum.max() < 1.4
     head = torch.linalg.svdvals(moved)
     assert head.max() / head.min() > 1.05  # as a whole it would have been orthogonal, too
+
+
+def test_muon_moves_as_torchs_muon_does_up_to_bfloat16() -> None:
+    torch.manual_seed(0)
+    shapes = [(24, 24), (24, 48), (48, 24), (24, 24)]
+    ours, theirs = ([nn.Parameter(torch.ones(shape)) for shape in shapes] for _ in range(2))
+    settings = dict(lr=0.1, weight_decay=0.01, momentum=0.95)
+    mine, peer = Muon(ours, **settings), torch.optim.Muon(theirs, **settings, adjust_lr_fn="match_rms_adamw")
+    for _ in range(5):
+        for left, right in zip(ours, theirs, strict=True):
+            left.grad = torch.randn_like(left)
+            right.grad = left.grad.clone()
+        mine.step()
+        peer.step()
+    for left, right in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(left, right, atol=0.02, rtol=0.0)  # moves are about 0.1 in all
+        assert (left - 1).abs().mean() > 0.02
+
+
+def test_orthogonalising_equals_the_iteration_in_float64() -> None:
+    group = dict(ns_coefficients=(3.4445, -4.7750, 2.0315), eps=1e-7, ns_steps=5)
+    matrices = torch.randn(3, 8, 12)
+    for matrix, found in zip(matrices.double(), orthogonalised(matrices, group), strict=True):
+        x = matrix / matrix.norm()
+        for _ in range(5):
+            gram = x @ x.T
+            x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+        torch.testing.assert_close(found.double(), x, atol=1e-5, rtol=1e-5)
 
 
 def test_the_average_follows() -> None:

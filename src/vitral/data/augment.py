@@ -154,11 +154,14 @@ def aligned(box: Box, size: tuple[int, int], preprocess: Preprocess) -> Box:
 
 
 def shifted(image: Tensor, pixels: int, random: Generator) -> Tensor:
-    height, width = image.shape[1:]
-    pixels = min(pixels, height - 1, width - 1)
-    wide = torch.nn.functional.pad(image[None].float(), (pixels,) * 4, mode="reflect")[0].to(torch.uint8)
-    top, left = (int(random.integers(0, 2 * pixels + 1)) for _ in range(2))
-    return wide[:, top : top + height, left : left + width]
+    rows, columns = (_mirrored(side, min(pixels, min(image.shape[1:]) - 1), random) for side in image.shape[1:])
+    return torch.from_numpy(image.numpy()[:, rows[:, None], columns])
+
+
+def _mirrored(side: int, most: int, random: Generator) -> np.ndarray:
+    """Which pixels take the places along a side when it is moved by up to ``most``."""
+    places = np.abs(np.arange(side) + int(random.integers(0, 2 * most + 1)) - most)
+    return (side - 1) - np.abs((side - 1) - places)
 
 
 def turned(image: Tensor, how: Augment, preprocess: Preprocess, random: Generator) -> Tensor:

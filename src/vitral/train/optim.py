@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitral.model.vit import ViT
 from vitral.train.config import Optim
+from vitral.train.muon import Muon
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
@@ -77,7 +78,7 @@ class Optimiser:
             yield self.plain(plain)
         if of_muon:
             scales = {name: group.scale for group in groups for name in group.names}
-            yield torch.optim.Muon(
+            yield Muon(
                 [
                     {"params": [part for _, part in parts], "names": [name for name, _ in parts], "scale": scales[name]}
                     for name in of_muon
@@ -86,7 +87,6 @@ class Optimiser:
                 lr=self.peak,
                 weight_decay=optim.weight_decay,
                 momentum=0.95,
-                adjust_lr_fn="match_rms_adamw",
             )
 
     def plain(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
