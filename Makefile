@@ -38,7 +38,7 @@ format: .venv/installed-dev
 	@touch $@
 
 .venv/installed-dev: .venv/installed-core
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,peers,docs,all]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,peers,all]'
 	@touch $@
 
 clean:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from vitral.errors import DataError as DataError
     from vitral.errors import VitralError as VitralError
     from vitral.errors import WeightsError as WeightsError
+    from vitral.measure.evaluate import evaluate as evaluate
+    from vitral.measure.evaluation import Evaluation as Evaluation
     from vitral.model.config import ConvStem as ConvStem
     from vitral.model.config import ResNetStem as ResNetStem
     from vitral.model.config import ViTConfig as ViTConfig
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from vitral.model.record import record_attention as record_attention
     from vitral.model.vit import ViT as ViT
     from vitral.model.vit import create as create
+    from vitral.predict import Prediction as Prediction
+    from vitral.predict import Predictor as Predictor
     from vitral.preprocess import Preprocess as Preprocess
     from vitral.weights.checkpoint import Checkpoint as Checkpoint
     from vitral.weights.load import load as load
@@ -32,7 +36,10 @@ _HOME = {
     "ConfigError": "errors",
     "ConvStem": "model.config",
     "DataError": "errors",
+    "Evaluation": "measure.evaluation",
     "Features": "model.features",
+    "Prediction": "predict",
+    "Predictor": "predict",
     "Preprocess": "preprocess",
     "Report": "weights.report",
     "ResNetStem": "model.config",
@@ -41,6 +48,7 @@ _HOME = {
     "VitralError": "errors",
     "WeightsError": "errors",
     "create": "model.vit",
+    "evaluate": "measure.evaluate",
     "load": "weights.load",
     "record_attention": "model.record",
     "save": "weights.save",
@@ -50,7 +58,10 @@ __all__ = [
     "ConfigError",
     "ConvStem",
     "DataError",
+    "Evaluation",
     "Features",
+    "Prediction",
+    "Predictor",
     "Preprocess",
     "Report",
     "ResNetStem",
@@ -60,6 +71,7 @@ __all__ = [
     "WeightsError",
     "__version__",
     "create",
+    "evaluate",
     "load",
     "record_attention",
     "save",

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ class Run:
         self.adapter = folder / "adapter.safetensors"
         self.state = folder / "state"
         self.report = folder / "report.json"
+        self.page = folder / "report.html"
+        self.card = folder / "card.md"
+        self.losses = folder / "losses.csv"
+        self.plots = folder / "plots"
         self.skipped = folder / "skipped.txt"
         self.log = folder / "log.txt"
 
@@ -45,11 +50,29 @@ class Run:
         return cls(folder)
 
     @classmethod
+    def is_run(cls, folder: Path) -> bool:
+        return cls(folder).config.is_file()
+
+    def trained_model(self) -> Path:
+        if not self.model.is_file():
+            raise ConfigError(
+                f"{self.folder} has no model yet: its first epoch has not ended.",
+                hint=f"Go on with it: vitral train --resume {self.folder}",
+            )
+        return self.model
+
+    @classmethod
     def open(cls, folder: Path) -> "Run":
         run = cls(folder)
         if not run.config.is_file():
             raise ConfigError(f"{folder} is no run: it has no config.toml.")
         return run
+
+    def read_config(self) -> dict[str, Any]:
+        try:
+            return tomllib.loads(self.config.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.config} is damaged: {error}.") from error
 
     def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
         """Whole or not at all."""
@@ -60,26 +83,27 @@ class Run:
     def read_json(self, path: Path) -> dict[str, Any]:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
-    def add_metrics(self, row: Mapping[str, Any]) -> None:
-        is_new = not self.metrics.exists()
-        with self.metrics.open("a", newline="", encoding="utf-8") as stream:
+    def add_row(self, table: Path, row: Mapping[str, Any]) -> None:
+        is_new = not table.exists()
+        with table.open("a", newline="", encoding="utf-8") as stream:
             writer = csv.DictWriter(stream, list(row))
             if is_new:
                 writer.writeheader()
             writer.writerow(row)
 
-    def read_metrics(self) -> list[dict[str, str]]:
-        if not self.metrics.exists():
+    def read_rows(self, table: Path) -> list[dict[str, str]]:
+        if not table.exists():
             return []
-        with self.metrics.open(newline="", encoding="utf-8") as stream:
+        with table.open(newline="", encoding="utf-8") as stream:
             return list(csv.DictReader(stream))
 
-    def keep_metrics(self, until_step: int) -> None:
+    def keep_rows(self, until_step: int) -> None:
         """Forgets rows of steps that a resumed run will do again."""
-        rows = [row for row in self.read_metrics() if int(row["step"]) <= until_step]
-        self.metrics.unlink(missing_ok=True)
-        for row in rows:
-            self.add_metrics(row)
+        for table in (self.metrics, self.losses):
+            rows = [row for row in self.read_rows(table) if _step(row) <= until_step]
+            table.unlink(missing_ok=True)
+            for row in rows:
+                self.add_row(table, row)
 
     def add_log(self, line: str) -> None:
         with self.log.open("a", encoding="utf-8") as stream:
@@ -88,3 +112,10 @@ class Run:
     def add_skipped(self, key: str, reason: str) -> None:
         with self.skipped.open("a", encoding="utf-8") as stream:
             stream.write(f"{key}\t{reason}\n")
+
+
+def _step(row: Mapping[str, Any]) -> float:
+    """Of a row; one that was cut off while it was written is as good as not there."""
+    if None in row.values() or not str(row["step"]).isdigit():
+        return float("inf")
+    return int(row["step"])

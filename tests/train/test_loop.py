@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 import vitral
 from tests.data.pictures import class_folders
 from vitral.data.sources import open_data
+from vitral.data.splits import settle_splits
 from vitral.train.events import Began, Decided, EpochEnded, Event, Finished, Stepped, Warned
-from vitral.train.loop import Training, TrainingError, train
-from vitral.train.splits import settle_splits
+from vitral.train.learner import Learner, TrainingError
+from vitral.train.loop import Training, train
 from vitral.train.state import load_state
 
 TINY: dict[str, Any] = dict(
@@ -46,7 +47,7 @@ def test_a_run_from_folder_to_model(folder: Path, tmp_path: Path) -> None:
     finished = last(events, Finished)
     assert finished.held_out["top1"] > 0.9
     assert [event.epoch for event in events if isinstance(event, EpochEnded)] == list(range(6))
-    assert {event.name for event in events if isinstance(event, Decided)} >= {"held out", "selection", "precision"}
+    assert {event.name for event in events if isinstance(event, Decided)} >= {"held_out", "selection", "precision"}
     assert all(event.reason for event in events if isinstance(event, Decided))
     steps = [event for event in events if isinstance(event, Stepped)]
     assert [event.step for event in steps] == list(range(1, last(events, Began).steps + 1))
@@ -172,9 +173,9 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: dict[str, Any] = {}
-    plain = Training.gradients
+    plain = Learner.gradients
 
-    def poisoned(self: Training, batch: Any, step: int) -> float:
+    def poisoned(self: Learner, batch: Any, step: int) -> float:
         loss = plain(self, batch, step)
         if step == 3:
             found["before"] = {name: p.detach().clone() for name, p in self.model.named_parameters()}
@@ -182,7 +183,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(
             next(p for p in self.model.parameters() if p.grad is not None).grad.fill_(float("nan"))  # type: ignore[union-attr]
         return loss
 
-    monkeypatch.setattr(Training, "gradients", poisoned)
+    monkeypatch.setattr(Learner, "gradients", poisoned)
     with pytest.raises(TrainingError, match=r"Step 3.*Pictures of this step: .*\.png"):
         run(folder, tmp_path / "run")
     for name, parameter in found["model"].named_parameters():
@@ -191,7 +192,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(
 
 def test_bad_pictures_are_listed_and_too_many_stop(tmp_path: Path) -> None:
     data = class_folders(tmp_path / "data", {"a": 60, "b": 60}, size=(16, 16))
-    splits, _ = settle_splits(open_data(data), None)
+    splits = settle_splits(open_data(data))
     key = splits.train[20].key
     (data / key).write_bytes(b"")
     run(data, tmp_path / "one", most_bad=0.05)

@@ -19,7 +19,16 @@ from vitral.errors import DataError
 
 Pixels = np.ndarray
 Reason = Literal[
-    "empty", "unsupported", "truncated", "corrupt", "too large", "too many pixels", "bad dimensions", "wrong channels"
+    "empty",
+    "unsupported",
+    "truncated",
+    "corrupt",
+    "too large",
+    "too many pixels",
+    "bad dimensions",
+    "wrong channels",
+    "missing",
+    "unreadable",
 ]
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy")
 _FORMATS = {
@@ -275,6 +284,28 @@ def _fit_channels(pixels: Pixels, channels: int) -> Pixels:
     if channels == 3 and pixels.shape[2] == 1:
         return np.repeat(pixels, 3, axis=2)
     raise BadPicture("wrong channels", f"{pixels.shape[2]} bands, and {channels} are needed")
+
+
+# ---- what is decoded already ----
+
+
+def from_pillow(image: Image.Image, channels: int = 3, *, background: int = 255, limits: Limits = LIMITS) -> Pixels:
+    """Pixels of somebody's Pillow image, upright."""
+    header = _header_of(image, image.format or "image")
+    _check_size(header, limits)
+    return _upright(_convert(image, channels, background) if channels in (1, 3) else _bands(image, channels), header)
+
+
+def from_array(array: np.ndarray, channels: int = 3, *, background: int = 255, limits: Limits = LIMITS) -> Pixels:
+    """Pixels of somebody's array (H, W) or (H, W, C): 8 bits, 16 bits, or numbers from 0 to 1."""
+    if array.ndim not in (2, 3):
+        raise BadPicture("unsupported", f"an array of shape {array.shape}; it should be (H, W) or (H, W, C)")
+    pixels = _to_bytes(np.asarray(array))
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    _check_size(Header(format="array", height=pixels.shape[0], width=pixels.shape[1], mode=""), limits)
+    if channels in (1, 3) and pixels.shape[2] in (3, 4) and pixels.shape[2] != channels:
+        return from_pillow(Image.fromarray(np.ascontiguousarray(pixels)), channels, background=background)
+    return _fit_channels(pixels, channels)
 
 
 # ---- NumPy ----

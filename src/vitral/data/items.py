@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from vitral.data.decode import BadPicture, Pixels
+from vitral.data.decode import LIMITS, BadPicture, Pixels
 from vitral.errors import missing_package
 
 SPLITS = {
@@ -40,9 +40,14 @@ class InFile:
 
     def read(self) -> bytes:
         try:
-            return Path(self.path).read_bytes()
-        except OSError as error:
-            raise BadPicture("corrupt", f"cannot be read: {error.strerror or error}") from error
+            path = Path(self.path)
+            if path.is_file() and (size := path.stat().st_size) > LIMITS.bytes:
+                raise BadPicture("too large", f"{size:,} bytes; at most {LIMITS.bytes:,}")
+            return path.read_bytes()
+        except FileNotFoundError:
+            raise BadPicture("missing") from None
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+            raise BadPicture("unreadable", getattr(error, "strerror", None) or str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

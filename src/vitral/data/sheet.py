@@ -22,7 +22,6 @@ def contact_sheet(items: Sequence[Item], classes: Sequence[str], columns: int = 
         top = GAP + row * (CELL + GAP)
         draw.text((GAP, top + CELL // 2 - 8), _fit(draw, name, font), fill=_INK, font=font)
         for column, picture in enumerate(_pictures(items, row, columns)):
-            picture.thumbnail((CELL, CELL))
             left = LABEL + column * (CELL + GAP) + (CELL - picture.width) // 2
             sheet.paste(picture, (left, top + (CELL - picture.height) // 2))
     return sheet
@@ -34,20 +33,26 @@ def _fit(draw: ImageDraw.ImageDraw, name: str, font: ImageFont.FreeTypeFont | Im
     return name
 
 
+def thumbnail(item: Item, size: int = CELL) -> Image.Image:
+    """A picture, small; one that is smaller still is shown large, pixel by pixel."""
+    content = item.source.read()
+    pixels = decode(content) if isinstance(content, bytes) else np.repeat(content[..., :1], 3, axis=2)
+    picture = Image.fromarray(np.ascontiguousarray(pixels))
+    if max(picture.size) < size:
+        scale = size // max(picture.size)
+        return picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
+    picture.thumbnail((size, size))
+    return picture
+
+
 def _pictures(items: Sequence[Item], label: int, number: int) -> list[Image.Image]:
     found = []
     own = [item for item in items if item.label == label or (isinstance(item.label, tuple) and label in item.label)]
     for item in own[:: max(1, len(own) // number)]:
         try:
-            content = item.source.read()
-            pixels = decode(content) if isinstance(content, bytes) else np.repeat(content[..., :1], 3, axis=2)
+            found.append(thumbnail(item))
         except BadPicture:
             continue
-        picture = Image.fromarray(np.ascontiguousarray(pixels))
-        if max(picture.size) < CELL:  # small pictures are shown large, pixel by pixel
-            scale = CELL // max(picture.size)
-            picture = picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
-        found.append(picture)
         if len(found) == number:
             break
     return found

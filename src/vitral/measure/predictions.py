@@ -1,39 +1,70 @@
-"""A model over a split: logits and labels of every picture, the last partial batch included."""
+"""A model over a split: what it makes of every picture, the last partial batch included."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from vitral.data.items import Item
 from vitral.data.loader import Batch, Loader
-from vitral.data.pixels import normalise
-from vitral.model.vit import ViT
-from vitral.preprocess import Preprocess
+from vitral.data.scan import Progress
+from vitral.errors import DataError
+
+Result = TypeVar("Result")
+Told = Iterator[Progress]
+"""What goes on while something is computed; ``finished`` gives the result."""
 
 
-def run_model(
-    model: ViT,
-    loader: Loader,
-    preprocess: Preprocess,
-    device: torch.device,
-    precision: Callable[[], AbstractContextManager[object]],
-) -> Iterator[tuple[Batch, Tensor]]:
-    """Each batch with its logits in float32."""
-    was_training = model.training
-    model.eval()
-    try:
-        for batch in loader.epoch():
-            if len(batch.items):
-                with torch.inference_mode(), precision():
-                    logits = model(to_device(batch.images, preprocess, device))
-                yield batch, logits.float().cpu()
-    finally:
-        model.train(was_training)
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    items: Sequence[Item]
+    rows: Tensor
+    """Logits (N, K), or features (N, D), of the pictures that could be read."""
+    labels: Tensor
+    order: Tensor
+    """Which items the rows are."""
+    unreadable: tuple[tuple[str, str], ...]
+    """Names and reasons of the others."""
+
+    @property
+    def keys(self) -> list[str]:
+        return [self.items[number].key for number in self.order.tolist()]
+
+    @property
+    def right(self) -> Tensor:
+        """(N,): whether the largest logit is a true class."""
+        best = self.rows.argmax(1)
+        return best == self.labels if self.labels.ndim == 1 else self.labels.gather(1, best[:, None])[:, 0] > 0
 
 
-def to_device(images: Tensor | list[Tensor], preprocess: Preprocess, device: torch.device) -> Tensor | list[Tensor]:
-    """Normalised, where the model is."""
-    if isinstance(images, Tensor):
-        return normalise(images.to(device), preprocess)
-    return [normalise(image.to(device), preprocess) for image in images]
+def gather(loader: Loader, compute: Callable[[Tensor | list[Tensor]], Tensor]) -> "Iterator[Progress | Gathered]":
+    """Every batch through the model: Progress, and Gathered at the end."""
+    rows: list[Tensor] = []
+    kept: list[Batch] = []
+    bad: list[tuple[int, str]] = []
+    done, total, items = 0, len(loader.pictures), loader.pictures.items
+    for batch in loader.epoch():
+        bad += batch.bad
+        if len(batch.items):
+            rows.append(compute(batch.images))
+            kept.append(batch)
+        done += len(batch.items) + len(batch.bad)
+        yield Progress(done=done, total=total)
+    if not rows:
+        raise DataError(f"None of the {total} pictures can be read{f': {bad[0][1]}' if bad else ''}.")
+    yield Gathered(
+        items=items,
+        rows=torch.cat(rows),
+        labels=torch.cat([batch.labels for batch in kept]),
+        order=torch.cat([batch.items for batch in kept]),
+        unreadable=tuple((items[index].key, reason) for index, reason in bad),
+    )
+
+
+def finished(events: "Iterator[Progress | Result]") -> Result:
+    """The last of the events, the others passed over."""
+    *_, last = events
+    assert not isinstance(last, Progress)
+    return last

@@ -15,6 +15,19 @@ class Decided:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Baseline:
+    """What the features of the starting weights are worth as they are: what training has to beat."""
+
+    few_shot: float
+    """Top-1 of the ridge regression on ten pictures a class."""
+    knn: float
+    """Top-1 of the ten nearest neighbours."""
+    train_pictures: int
+    pictures: int
+    """Of the selection, that they are measured on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Began:
     """Training starts, or goes on after ``step`` steps."""
 
@@ -74,9 +87,9 @@ class Interrupted:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
     folder: Path
-    held_out: dict[str, float]
+    held_out: dict[str, Any]
     best_step: int
     train_seconds: float
 
 
-Event = Decided | Began | Stepped | EpochEnded | Saved | Warned | Interrupted | Finished
+Event = Decided | Baseline | Began | Stepped | EpochEnded | Saved | Warned | Interrupted | Finished

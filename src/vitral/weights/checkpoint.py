@@ -16,6 +16,8 @@ class Checkpoint:
     """How a picture becomes the model's input."""
     labels: tuple[str, ...] | None = None
     """A name for each logit, where they are known."""
+    multi_label: bool = False
+    """Whether a picture may have several labels: each logit then is a yes or no of its own."""
     report: Report | None = None
     """What became of every tensor of the file."""
 

@@ -21,6 +21,7 @@ class Content:
     state: Mapping[str, Tensor]
     preprocess: Preprocess
     labels: tuple[str, ...] | None = None
+    multi_label: bool = False
     provenance: Mapping[str, Any] = field(default_factory=dict)
     assumed: tuple[str, ...] = ()
     """What was guessed when it was loaded, and is passed on as such."""

@@ -24,6 +24,7 @@ class Draft:
     rules: Sequence[Rule]
     preprocess: Preprocess
     labels: tuple[str, ...] | None = None
+    multi_label: bool = False
     ignored: Mapping[str, str] = field(default_factory=dict)
     assumed: Mapping[str, str] = field(default_factory=dict)
     """What the file does not tell: the field, or "preprocess", and a sentence."""

@@ -27,6 +27,7 @@ class Told:
     config: ViTConfig
     preprocess: Preprocess
     labels: tuple[str, ...] | None
+    multi_label: bool
     assumed: dict[str, str]
 
 
@@ -35,6 +36,7 @@ def describe(content: Content) -> dict[str, Any]:
         "config": config_as_dict(content.config),
         "preprocess": content.preprocess.as_dict(),
         "labels": content.labels,
+        "multi_label": content.multi_label,
         "assumed": list(content.assumed),
     }
 
@@ -50,6 +52,7 @@ def parse(told: Any, file: TensorFile) -> Told:
             config=config_from(told["config"], len(file.shapes)),
             preprocess=Preprocess(**told["preprocess"]),
             labels=None if labels is None else tuple(map(str, labels)),
+            multi_label=told.get("multi_label") is True,
             assumed={topic(sentence): sentence for sentence in assumed},
         )
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, ConfigError) as error:

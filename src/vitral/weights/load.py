@@ -55,7 +55,8 @@ def load(
         warnings=(*report.warnings, *changed_normalisation(draft.preprocess, prepared)),
     )
     labels = draft.labels if keeps_labels else None
-    return Checkpoint(model=model.eval(), preprocess=prepared, labels=labels, report=report)
+    multi_label = draft.multi_label and "num_classes" not in config_overrides
+    return Checkpoint(model=model.eval(), preprocess=prepared, labels=labels, multi_label=multi_label, report=report)
 
 
 def settle_config(draft: Draft, asked: Asked) -> ViTConfig:

@@ -64,6 +64,7 @@ def save(
         state=checkpoint.model.state_dict(),
         preprocess=checkpoint.preprocess,
         labels=checkpoint.labels,
+        multi_label=checkpoint.multi_label,
         provenance={} if report is None else {"source": Path(report.source).name},
         assumed=() if report is None else report.assumed,
     )

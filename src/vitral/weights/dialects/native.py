@@ -36,6 +36,7 @@ def read(file: TensorFile, asked: Asked) -> Draft:
         rules=[rule(name, name) for name in file.shapes],
         preprocess=told.preprocess,
         labels=told.labels,
+        multi_label=told.multi_label,
         assumed=told.assumed,
         keeps_dtype=True,
     )

@@ -1,0 +1,66 @@
+"""Which pictures are trained on, which choose the best epoch, and which are touched once, at the end."""
+
+from dataclasses import dataclass, replace
+
+from vitral.data.items import Dataset, Item
+from vitral.data.sources import split_off
+from vitral.errors import DataError
+
+SELECTION = 0.1
+"""The part of the training pictures that chooses the best epoch, where the data bring no validation split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splits:
+    train: tuple[Item, ...]
+    selection: tuple[Item, ...]
+    held_out: tuple[Item, ...]
+    reasons: dict[str, str]
+    """Why these pictures are the selection, and why those are held out."""
+
+
+def settle_splits(data: Dataset, other: Dataset | None = None) -> Splits:
+    """What is trained on, what chooses the best epoch, and what is touched once, at the end."""
+    train = data.splits.get("train", ())
+    reasons = {}
+    if other is not None:
+        held, reasons["held_out"] = renumbered(other, data.classes), "as --val says"
+    elif own := own_held_out(data):
+        held, reasons["held_out"] = data.splits[own], f"the data's own {own} split"
+    else:
+        rest, part = split_off(train)
+        train, held = tuple(rest), tuple(part)
+        reasons["held_out"] = "a fifth of each class, by name"
+    if "val" in data.splits and ("test" in data.splits or other is not None):
+        selection, reasons["selection"] = data.splits["val"], "the data's own val split"
+    else:
+        rest, part = split_off(train, SELECTION, salt="selection")
+        if part and len(rest) > len(part):
+            train, selection = tuple(rest), tuple(part)
+            reasons["selection"] = "a tenth of the training ones"
+        else:
+            selection, reasons["selection"] = train, "the training ones: there are too few to take some away"
+    if not train:
+        raise DataError("There are no training pictures.")
+    if not held:
+        held, reasons["held_out"] = selection, "the selection: there are too few to hold others out"
+    return Splits(train=train, selection=selection, held_out=held, reasons=reasons)
+
+
+def own_held_out(data: Dataset) -> str | None:
+    return next((name for name in ("test", "val") if name in data.splits), None)
+
+
+def renumbered(other: Dataset, classes: tuple[str, ...]) -> tuple[Item, ...]:
+    """The held-out pictures of other data (all, where none are), with the numbers of these classes."""
+    if unknown := sorted(set(other.classes) - set(classes)):
+        raise DataError(f"{other.name} has classes that the training data lack: {', '.join(unknown[:5])}.")
+    numbers = {name: index for index, name in enumerate(classes)}
+    found = other.splits[own_held_out(other) or "train"]
+    return tuple(replace(item, label=_renumber(item.label, other.classes, numbers)) for item in found)
+
+
+def _renumber(label: int | tuple[int, ...], names: tuple[str, ...], numbers: dict[str, int]) -> int | tuple[int, ...]:
+    if isinstance(label, int):
+        return numbers[names[label]]
+    return tuple(numbers[names[part]] for part in label)

@@ -1,0 +1,227 @@
+"""From a model and data to an Evaluation: finds the held-out pictures, asks the model about each, and sums up."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any
+
+import torch
+
+from vitral.data.items import Dataset, Item
+from vitral.data.loader import Loader, Pictures
+from vitral.data.scan import Progress
+from vitral.data.sources import open_data, split_off
+from vitral.data.splits import own_held_out, settle_splits
+from vitral.errors import ConfigError, DataError
+from vitral.measure.evaluation import Evaluation, describe_difference, of_features, summarise
+from vitral.measure.few_shot import few_shot, neighbours
+from vitral.measure.metrics import compare
+from vitral.measure.predictions import Gathered, finished, gather
+from vitral.measure.ready import Ready, make_ready
+from vitral.measure.truth import read_real, renumber
+from vitral.weights.checkpoint import Checkpoint
+
+SEEDS = (0, 1, 2)
+MOST_APART = 100
+
+
+def evaluate(source: str | Path | Checkpoint, data: str | Path | None = None, **options: Any) -> Evaluation:
+    """How good a model is on data; a run is measured on its own held-out pictures where no data are given.
+
+    ``options`` are the fields of Options: few_shot, knn, against, temperature, label_map, real, device, precision,
+    batch_size, workers."""
+    return finished(evaluating(source, data, **options))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    few_shot: int | None = None
+    """Measure the features instead: ridge regression on so many pictures a class, three times."""
+    knn: int | None = None
+    """Measure the features instead: a vote of so many nearest neighbours."""
+    against: str | Path | Checkpoint | None = None
+    """Another model, asked about the same pictures."""
+    temperature: bool = False
+    """Also tell the calibration after temperature scaling."""
+    label_map: str | Path | None = None
+    """A file from the data's classes to the model's labels."""
+    real: str | Path | None = None
+    """A JSON file of all true labels of each picture, as ReaL has them for ImageNet."""
+    device: str = "auto"
+    precision: str = "float32"
+    batch_size: int = 64
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.workers < 0:
+            raise ConfigError(f"batch_size={self.batch_size} must be at least 1, workers={self.workers} at least 0.")
+        if self.of_features:
+            for name in ("against", "real", "temperature"):
+                if getattr(self, name):
+                    raise ConfigError(f"{name} is about answers, and few_shot and knn measure features.")
+
+    @property
+    def of_features(self) -> bool:
+        return self.few_shot is not None or self.knn is not None
+
+
+def evaluating(
+    source: str | Path | Checkpoint, data: str | Path | None = None, **options: Any
+) -> Iterator[Progress | Evaluation]:
+    """The same, told while it goes on: Progress, and the Evaluation at the end."""
+    how = Options(**options)
+    ready = make_ready(source, device=how.device, precision=how.precision)
+    asked = choose_pictures(ready, data, needs_train=how.of_features)
+    measure = measure_features if how.of_features else measure_answers
+    for event in measure(ready, asked, how):
+        yield replace(event, split=asked.why) if isinstance(event, Evaluation) else event
+
+
+# ---- which pictures ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    data: Dataset
+    train: tuple[Item, ...]
+    held_out: tuple[Item, ...]
+    why: str
+
+
+def choose_pictures(ready: Ready, data: str | Path | None, *, needs_train: bool) -> Asked:
+    """Those that the run held out; of other data its test split, its val split, or all."""
+    config, manifest = (ready.run.read_config(), ready.run.read_json(ready.run.manifest)) if ready.run else ({}, {})
+    if data is None and not config:
+        raise ConfigError("There is no data to measure on.", hint="vitral evaluate WEIGHTS DATA")
+    found = open_data(str(config["data"]) if data is None else data)
+    is_own = bool(manifest) and manifest.get("data_fingerprint") == found.fingerprint()
+    if data is None and not is_own:
+        raise DataError(
+            f"The data at {config['data']} are not those that {ready.run and ready.run.folder} was trained on.",
+            hint="Name the data to measure on: vitral evaluate RUN DATA.",
+        )
+    if is_own:
+        splits = settle_splits(found, open_data(config["val"]) if config.get("val") else None)
+        return Asked(data=found, train=splits.train, held_out=splits.held_out, why=splits.reasons["held_out"])
+    train = found.splits.get("train", ())
+    if own := own_held_out(found):
+        return Asked(data=found, train=train, held_out=found.splits[own], why=f"the data's own {own} split")
+    if needs_train:
+        rest, part = split_off(train)
+        why = "a fifth of each class, by name"
+        return Asked(data=found, train=tuple(rest), held_out=tuple(part), why=why)
+    return Asked(data=found, train=(), held_out=train, why="all pictures")
+
+
+# ---- answers ----
+
+
+def measure_answers(ready: Ready, asked: Asked, how: Options) -> Iterator[Progress | Evaluation]:
+    start = time.perf_counter()
+    yield from (events := _Last(ask(ready, asked, how)))
+    seconds, answers = time.perf_counter() - start, events.last
+    found = summarise(answers, ready.labels, temperature=how.temperature)
+    found = replace(found, images_per_second=len(answers.rows) / seconds)
+    if how.real is not None:
+        found = replace(found, real=by_real(answers, Path(how.real), len(ready.labels)))
+    if how.against is not None:
+        other = make_ready(how.against, device=how.device, precision=how.precision)
+        yield from (events := _Last(ask(other, asked, how)))
+        found = replace(found, against=difference(answers, events.last, ready, other, str(how.against)))
+    yield found
+
+
+def ask(ready: Ready, asked: Asked, how: Options) -> Iterator[Progress | Gathered]:
+    """Every held-out picture: its logits and its label among the model's."""
+    items = renumber(
+        asked.held_out,
+        asked.data.classes,
+        ready.labels,
+        has_names=ready.has_names,
+        label_map=None if how.label_map is None else Path(how.label_map),
+    )
+    return gather(make_loader(ready, items, asked.data, how), lambda images: ready.answers(images)[0])
+
+
+def make_loader(ready: Ready, items: Sequence[Item], data: Dataset, how: Options) -> Loader:
+    return Loader(
+        pictures=Pictures(items, ready.preprocess, patch=ready.model.config.patch_hw),
+        batch_size=how.batch_size,
+        classes=len(ready.labels),
+        multi_label=data.multi_label,
+        workers=how.workers,
+    )
+
+
+class _Last:
+    """Passes Progress on, and keeps what comes at the end."""
+
+    def __init__(self, events: Iterator[Progress | Gathered]):
+        self.events = events
+        self.last: Gathered
+
+    def __iter__(self) -> Iterator[Progress]:
+        for event in self.events:
+            if isinstance(event, Gathered):
+                self.last = event
+            else:
+                yield event
+
+
+def by_real(answers: Gathered, path: Path, classes: int) -> dict[str, float]:
+    truths = read_real(path, answers.keys, classes)
+    best = answers.rows.argmax(1).tolist()
+    right = [answer in truth for answer, truth in zip(best, truths, strict=True) if truth]
+    return {"top1": sum(right) / max(1, len(right)), "images": len(right)}
+
+
+def difference(first: Gathered, second: Gathered, ready: Ready, other: Ready, name: str) -> dict[str, Any]:
+    """Of the second model to the first, and the pictures on which they disagree."""
+    if not torch.equal(first.order, second.order):
+        raise DataError("The two models could not read the same pictures, so they cannot be compared.")
+    answers = [
+        [who.labels[place] for place in found.rows.argmax(1).tolist()]
+        for who, found in ((ready, first), (other, second))
+    ]
+    apart = [
+        {"file": key, "truth": "", "first": mine, "second": theirs}
+        | ({"truth": ready.labels[int(label)]} if label.ndim == 0 else {})
+        for key, label, mine, theirs in zip(first.keys, first.labels, *answers, strict=True)
+        if mine != theirs
+    ]
+    told = describe_difference(compare(first.right, second.right), name, len(apart), apart[:MOST_APART])
+    return {**told, "top1": second.right.double().mean().item()}
+
+
+# ---- features ----
+
+
+def measure_features(ready: Ready, asked: Asked, how: Options) -> Iterator[Progress | Evaluation]:
+    """Few-shot regression and nearest neighbours on frozen features."""
+    if asked.data.multi_label:
+        raise ConfigError("few_shot and knn need one label a picture, and these data have several.")
+    start = time.perf_counter()
+    found = []
+    for items in (asked.train, asked.held_out):
+        yield from (events := _Last(gather(make_loader(ready, items, asked.data, how), ready.features)))
+        found.append(events.last)
+    seconds = time.perf_counter() - start
+    baseline = frozen(found[0], found[1], len(asked.data.classes), shots=how.few_shot, k=how.knn)
+    images = sum(len(part.rows) for part in found)
+    yield of_features(baseline, found[1], images_per_second=images / seconds)
+
+
+def frozen(
+    train: Gathered, test: Gathered, classes: int, *, shots: int | None, k: int | None
+) -> dict[str, dict[str, Any]]:
+    """What features are worth: few_shot over three seeds, knn."""
+    both = (train.rows, train.labels, test.rows, test.labels)
+    results: dict[str, dict[str, Any]] = {}
+    if shots is not None:
+        found = [few_shot(*both, shots=shots, classes=classes, seed=seed) for seed in SEEDS]
+        results["few_shot"] = {"shots": shots, "top1": mean(found), "spread": pstdev(found), "seeds": found}
+    if k is not None:
+        results["knn"] = {"k": k, "top1": neighbours(*both, k=k, classes=classes)}
+    return results

@@ -1,0 +1,114 @@
+"""A checkpoint on its device, ready to answer: what evaluation, prediction and features all begin with."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitral.data.pixels import normalise
+from vitral.devices import choose_device
+from vitral.errors import ConfigError
+from vitral.model.vit import ViT
+from vitral.preprocess import Preprocess
+from vitral.runs import Run
+from vitral.weights.checkpoint import Checkpoint
+from vitral.weights.load import load
+
+Images = Tensor | list[Tensor]
+"""uint8 (B, C, H, W), or a list of (C, H, W) of any sizes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    model: ViT
+    preprocess: Preprocess
+    labels: tuple[str, ...]
+    """A name for each logit; its number, where the checkpoint has none."""
+    has_names: bool
+    multi_label: bool
+    device: torch.device
+    precision: str
+    run: Run | None
+    """The run that it came from, if it did."""
+
+    def logits(self, images: Images) -> Tensor:
+        """(B, K) in float32, on the CPU."""
+        with self._computing():
+            return self.model(to_device(images, self.preprocess, self.device)).float().cpu()
+
+    def features(self, images: Images) -> Tensor:
+        """(B, D): what the head sees, in float32, on the CPU."""
+        with self._computing():
+            found: Any = self.model.features(to_device(images, self.preprocess, self.device))
+            pooled = torch.cat([one.pooled for one in found]) if isinstance(found, list) else found.pooled
+            return self.model.representation(pooled).float().cpu()
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        return logits.sigmoid() if self.multi_label else logits.softmax(dim=1)
+
+    def answers(self, images: Images) -> tuple[Tensor, Tensor]:
+        """Logits and probabilities; ConfigError for a model that has no answers."""
+        if not self.model.config.num_classes:
+            raise ConfigError("This model has no head, so it has features and no answers.", hint="vitral features ...")
+        if self.model.config.pool == "none":
+            raise ConfigError("This model answers for every token (pool='none'), not for a picture.")
+        logits = self.logits(images)
+        return logits, self.probabilities(logits)
+
+    def _computing(self) -> AbstractContextManager[object]:
+        return _Computing(self.device.type, self.precision)
+
+
+class _Computing(AbstractContextManager[None]):
+    """Without gradients, in the precision that was asked for."""
+
+    def __init__(self, device: str, precision: str):
+        self.contexts: list[AbstractContextManager[Any]] = [
+            torch.inference_mode(),
+            nullcontext() if precision == "float32" else torch.autocast(device, dtype=getattr(torch, precision)),
+        ]
+
+    def __enter__(self) -> None:
+        for context in self.contexts:
+            context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for context in reversed(self.contexts):
+            context.__exit__(*error)
+
+
+def to_device(images: Images, preprocess: Preprocess, device: torch.device) -> Images:
+    """Normalised, where the model is."""
+    if isinstance(images, Tensor):
+        return normalise(images.to(device), preprocess)
+    return [normalise(image.to(device), preprocess) for image in images]
+
+
+def make_ready(source: str | Path | Checkpoint, *, device: str = "auto", precision: str = "float32") -> Ready:
+    """From a run folder, a weights file, ``hf:owner/name``, or a Checkpoint.
+
+    Answers are computed in float32 unless another precision is asked for, so that they are the same everywhere."""
+    if precision not in ("float32", "bfloat16", "float16"):
+        raise ConfigError(f"precision={precision!r} must be float32, bfloat16 or float16.")
+    place = torch.device(choose_device(device).value)
+    run = None
+    if not isinstance(source, Checkpoint):
+        if not str(source).startswith("hf:") and Run.is_run(Path(source)):
+            run = Run.open(Path(source))
+        checkpoint = load(run.trained_model() if run else source)
+    else:
+        checkpoint = source
+    classes = checkpoint.model.config.num_classes
+    return Ready(
+        model=checkpoint.model.eval().to(place),
+        preprocess=checkpoint.preprocess,
+        labels=checkpoint.labels or tuple(str(number) for number in range(classes)),
+        has_names=checkpoint.labels is not None,
+        multi_label=checkpoint.multi_label,
+        device=place,
+        precision=precision,
+        run=run,
+    )

@@ -1,0 +1,112 @@
+"""Which logit is the truth: between the classes of a dataset and the labels of a model, with a map where their names
+differ, and several truths a picture where somebody has labelled them anew (ReaL)."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vitral.data.items import Item
+from vitral.errors import DataError
+
+
+def read_label_map(path: Path) -> list[tuple[str, str | int]]:
+    """(class, label or number of the logit): a JSON object, or lines of "class label"; with one word a line, or labels
+    that no model has, the number of the line counts (as in ImageNet's lists of synsets)."""
+    text = _read(path)
+    if path.suffix.lower() == ".json":
+        told = _parse(text, path)
+        if isinstance(told, list):
+            told = {str(name): number for number, name in enumerate(told)}
+        if not isinstance(told, dict) or not all(isinstance(value, str | int) for value in told.values()):
+            raise DataError(f"{path} must be a JSON object from class to label, or a list of classes.")
+        return list(told.items())
+    rows: list[tuple[str, str | int]] = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        name, *label = re.split(r"[,;\s]+", line, maxsplit=1)
+        rows.append((name, int(label[0]) if label and label[0].isdigit() else label[0] if label else len(rows)))
+    return rows
+
+
+def renumber(
+    items: Sequence[Item],
+    classes: Sequence[str],
+    labels: Sequence[str],
+    *,
+    has_names: bool,
+    label_map: Path | None = None,
+) -> tuple[Item, ...]:
+    """The items, with the numbers of the model's logits for labels."""
+    if label_map is not None:
+        numbers = _by_map(classes, labels, label_map)
+    elif list(classes) == list(labels):
+        return tuple(items)
+    elif has_names and set(classes) <= set(labels):
+        places = {name: number for number, name in enumerate(labels)}
+        numbers = [places[name] for name in classes]
+    elif len(classes) == len(labels) and (not has_names or [str(k) for k in range(len(classes))] == list(classes)):
+        numbers = list(range(len(classes)))
+    else:
+        unknown = [name for name in classes if name not in labels]
+        seen = (
+            f"the model knows no {unknown[0]!r}" if has_names else f"the model has {len(labels)} classes without names"
+        )
+        raise DataError(
+            f"The data have {len(classes)} classes, and {seen}.",
+            hint="Give --label-map: a file with lines of the data's class and the model's label.",
+        )
+    return tuple(replace(item, label=_renumbered(item.label, numbers)) for item in items)
+
+
+def _by_map(classes: Sequence[str], labels: Sequence[str], path: Path) -> list[int]:
+    rows = read_label_map(path)
+    places = {name: number for number, name in enumerate(labels)}
+    by_line = len(rows) == len(labels) and not all(label in places or isinstance(label, int) for _, label in rows)
+    found: dict[str, int] = {}
+    for line, (name, label) in enumerate(rows):
+        number = line if by_line else label if isinstance(label, int) else places.get(label)
+        if number is None or not 0 <= number < len(labels):
+            raise DataError(f"{path}: {label!r} is none of the model's {len(labels)} labels.")
+        found[name] = number
+    if missing := [name for name in classes if name not in found]:
+        raise DataError(f"{path} has no line for the class {missing[0]!r}.")
+    return [found[name] for name in classes]
+
+
+def _renumbered(label: int | tuple[int, ...], numbers: Sequence[int]) -> int | tuple[int, ...]:
+    return numbers[label] if isinstance(label, int) else tuple(sorted(numbers[part] for part in label))
+
+
+def read_real(path: Path, keys: Sequence[str], classes: int) -> list[tuple[int, ...]]:
+    """The true labels of each picture: a JSON object from file name to labels, or ReaL's list, whose k-th entry is for
+    the file whose name ends in the number k + 1 (ILSVRC2012_val_00000001.JPEG)."""
+    told = _parse(_read(path), path)
+    truths = []
+    for key in keys:
+        name = key.rpartition("/")[2]
+        if isinstance(told, dict):
+            found = told.get(key, told.get(name, told.get(name.partition(".")[0])))
+        else:
+            number = re.search(r"(\d+)$", name.partition(".")[0])
+            place = int(number[1]) - 1 if number else -1
+            found = told[place] if isinstance(told, list) and 0 <= place < len(told) else None
+        if not isinstance(found, list) or not all(type(one) is int and 0 <= one < classes for one in found):
+            raise DataError(f"{path} has no labels from 0 to {classes - 1} for {key}.")
+        truths.append(tuple(found))
+    return truths
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error
+
+
+def _parse(text: str, path: Path) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is no valid JSON: {error}.") from error

@@ -1,0 +1,58 @@
+"""From settled settings to what is trained and what it is fed with."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from vitral.data.items import Dataset
+from vitral.data.loader import Loader, Pictures
+from vitral.data.splits import Splits
+from vitral.errors import ConfigError
+from vitral.model.sizes import named_config
+from vitral.model.vit import ViT
+from vitral.preprocess import Preprocess
+from vitral.train.config import TrainConfig
+from vitral.weights.config_json import config_from
+from vitral.weights.load import load
+
+_ANY_SIZE = dict(width=64, depth=1, heads=1, mlp_width=64, patch_size=1, image_size=32)
+
+
+def build_model(config: TrainConfig, classes: int) -> tuple[ViT, Preprocess, list[str]]:
+    """The network at the size of the run with a fresh head, its preprocessing, and what was done to the weights that
+    it starts from."""
+    fields: dict[str, Any] = {"num_classes": classes, "dropout": config.dropout, "drop_path": config.drop_path}
+    fields |= dict(config.network)
+    size, channels = config.image_size, config.channels
+    assert not isinstance(size, str)
+    assert not isinstance(channels, str)
+    if isinstance(fields.get("stem"), dict):
+        fields["stem"] = config_from({**_ANY_SIZE, "stem": fields["stem"]}, tensors=10**6).stem
+    if config.from_weights:
+        drops = {"representation": None}  # the paper's fine-tuning drops the hidden layer of the head
+        loaded = load(config.from_weights, image_size=size, channels=channels, **{**drops, **fields})
+        done = [] if loaded.report is None else [*loaded.report.resized.values(), *loaded.report.warnings]
+        return loaded.model, replace(loaded.preprocess, resize=config.resize), done
+    fields = {"image_size": size, "channels": channels, **fields}
+    pair = size if isinstance(size, tuple) else (size, size)
+    crop = 0.875 if config.resize == "crop" else 1.0
+    preprocess = Preprocess(size=pair, resize=config.resize, crop_fraction=crop)  # type: ignore[arg-type]
+    return ViT(named_config(config.model, **fields)), preprocess.with_channels(int(fields["channels"])), []
+
+
+def build_loaders(
+    config: TrainConfig, data: Dataset, splits: Splits, preprocess: Preprocess, patch: tuple[int, int]
+) -> tuple[Loader, Loader, Loader]:
+    """Of the pictures that are trained on, those that choose the best epoch, and those that are held out."""
+    if preprocess.resize == "native" and (config.mix.mixup or config.mix.cutmix):
+        raise ConfigError("mix needs pictures of one size, and resize='native' keeps theirs.", hint="Use resize=crop.")
+    pictures = partial(Pictures, preprocess=preprocess, seed=config.seed, patch=patch)
+    loader = partial(Loader, classes=len(data.classes), multi_label=data.multi_label, workers=int(config.workers))
+    size = int(config.batch_size)
+    return (
+        loader(
+            pictures=pictures(splits.train, how=config.augment), batch_size=min(size, len(splits.train)), shuffle=True
+        ),
+        loader(pictures=pictures(splits.selection), batch_size=size),
+        loader(pictures=pictures(splits.held_out), batch_size=size),
+    )

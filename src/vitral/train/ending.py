@@ -1,0 +1,114 @@
+"""Around a run: what the starting features are worth before it, and what is written down after it."""
+
+import platform
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from vitral.data.items import Dataset, Item, counts
+from vitral.data.sheet import contact_sheet, thumbnail
+from vitral.data.splits import Splits
+from vitral.measure.evaluate import Options, frozen, make_loader
+from vitral.measure.evaluation import Evaluation
+from vitral.measure.predictions import finished, gather
+from vitral.measure.ready import Ready
+from vitral.model.cost import count_cost
+from vitral.runs import Run
+from vitral.train.config import TrainConfig
+from vitral.train.events import Baseline, Decided
+
+SHOTS, NEIGHBOURS = 10, 10
+_BUDGET = {"cpu": 2e12, "cuda": 2e14, "mps": 2e13}  # FLOPs: some seconds
+
+
+def measure_start(ready: Ready, data: Dataset, splits: Splits) -> Baseline | None:
+    """Few-shot and nearest neighbours on the features as they come, on a few pictures: what training has to beat.
+
+    None where that would be too few to tell anything."""
+    each = count_cost(ready.model.config).forward_flops
+    affordable = int(_BUDGET[ready.device.type] / each)
+    test = evenly(splits.selection, affordable // 3)
+    train = evenly(splits.train, affordable - len(test))
+    if data.multi_label or len(train) < 2 * len(data.classes) or len(test) < 20:
+        return None
+    how = Options(few_shot=SHOTS)
+    loaders = [make_loader(ready, items, data, how) for items in (train, test)]
+    features = [finished(gather(loader, ready.features)) for loader in loaders]
+    k = min(NEIGHBOURS, len(features[0].rows))
+    found: Any = frozen(*features, classes=len(data.classes), shots=SHOTS, k=k)
+    return Baseline(
+        few_shot=found["few_shot"]["top1"],
+        knn=found["knn"]["top1"],
+        train_pictures=len(features[0].rows),
+        pictures=len(features[1].rows),
+    )
+
+
+def evenly(items: Sequence[Item], most: int) -> tuple[Item, ...]:
+    """At most so many, from everywhere."""
+    if len(items) <= most:
+        return tuple(items)
+    return tuple(items[place * len(items) // most] for place in range(most))
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    from vitral import __version__
+
+    return {
+        "versions": {"vitral": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def describe_data(data: Dataset, splits: Splits) -> dict[str, Any]:
+    parts = {"train": splits.train, "selection": splits.selection, "held_out": splits.held_out}
+    return {
+        "name": data.name,
+        "classes": list(data.classes),
+        "multi_label": data.multi_label,
+        "pictures": {name: len(items) for name, items in parts.items()},
+        "per_class": {name: counts(items, len(data.classes)) for name, items in parts.items()},
+        "reasons": splits.reasons,
+        "notes": list(data.notes),
+    }
+
+
+def write_report(
+    run: Run,
+    found: Evaluation,
+    *,
+    config: TrainConfig,
+    data: Dataset,
+    splits: Splits,
+    facts: dict[str, Any],
+    decisions: Sequence[Decided],
+    baseline: Baseline | None,
+) -> None:
+    """report.json, and the pictures that the page shows; the page itself is drawn from them."""
+    draw_pictures(run, found, data, splits)
+    run.write_json(
+        run.report,
+        {
+            "held_out": found.as_dict(),
+            **facts,
+            "baseline": None if baseline is None else asdict(baseline),
+            "data": describe_data(data, splits),
+            "decisions": [asdict(decided) | {"value": str(decided.value)} for decided in decisions],
+            "environment": describe_machine(torch.device(config.device)),
+            "command": f"vitral train {shlex.quote(config.data)} --config {shlex.quote(str(run.config))}",
+        },
+    )
+
+
+def draw_pictures(run: Run, found: Evaluation, data: Dataset, splits: Splits) -> None:
+    run.plots.mkdir(exist_ok=True)
+    contact_sheet(splits.train, data.classes).save(run.plots / "data.png")
+    by_key = {item.key: item for item in splits.held_out}
+    for number, mistake in enumerate(found.mistakes, 1):
+        thumbnail(by_key[mistake.key]).save(run.plots / f"mistake-{number:02d}.png")

@@ -1,0 +1,126 @@
+"""One step of learning: a batch in, gradients, and the weights moved; with all state that the next step depends on."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitral.data.augment import random_generator
+from vitral.data.loader import Batch
+from vitral.errors import VitralError
+from vitral.measure.ready import to_device
+from vitral.model.vit import ViT
+from vitral.preprocess import Preprocess
+from vitral.train.config import TrainConfig
+from vitral.train.mixing import as_targets, mix_batch, soft_loss
+from vitral.train.optim import Average, Optimiser, Swapped
+from vitral.train.tune import choose_parameters
+
+_MIXING = 2**40 - 2  # the "sample" whose randomness mixes a batch
+
+
+class TrainingError(VitralError):
+    """Training cannot go on."""
+
+
+class Learner:
+    """A network, what of it is trained, and how it moves."""
+
+    def __init__(
+        self,
+        model: ViT,
+        preprocess: Preprocess,
+        config: TrainConfig,
+        *,
+        multi_label: bool,
+        class_weights: Tensor | None,
+    ):
+        self.model, self.preprocess, self.config = model, preprocess, config
+        self.device = torch.device(config.device)
+        self.kind = "sigmoid" if multi_label else config.loss.kind
+        self.class_weights = None if class_weights is None else class_weights.to(self.device)
+        choose_parameters(model, config.tune)
+        model.to(self.device)
+        model.gradient_checkpointing = config.gradient_checkpointing
+        self.forward: Callable[..., Any] = torch.compile(model) if config.compile else model
+        assert not isinstance(config.optim.lr, str)
+        self.optimiser = Optimiser(model, config.optim, float(config.optim.lr))
+        self.average = Average(model, config.ema) if config.ema else None
+        self.loss_scale = 2.0**14 if config.precision == "float16" else 1.0  # lifts gradients into float16's range
+
+    def learn(self, batch: Batch, step: int, factor: float) -> float:
+        """Moves the weights by one batch, and gives its loss. TrainingError before anything that is not finite."""
+        torch.manual_seed(self.config.seed * 1_000_003 + step)  # dropout and stochastic depth of this step
+        loss = self.gradients(batch, step)
+        parameters = list(self.optimiser.parameters.values())
+        if self.loss_scale != 1:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad /= self.loss_scale
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.optim.clip or float("inf"))
+        if self.loss_scale > 1 and not torch.isfinite(norm):
+            self.loss_scale /= 2  # too large for float16: this step is left out, and the next one is smaller
+        elif not torch.isfinite(norm) or not isfinite(loss):
+            raise TrainingError(
+                f"the loss is {loss} and the norm of the gradients {norm.item()}",
+                hint=f"Lower optim.lr ({self.optimiser.peak:g}), or look at these pictures.",
+            )
+        else:
+            self.optimiser.step(factor)
+        self.optimiser.zero_grad()
+        if self.average is not None:
+            self.average.update(self.model)
+        return loss
+
+    def gradients(self, batch: Batch, step: int) -> float:
+        """Adds up the gradients of all micro-batches; gives the loss."""
+        self.model.train()
+        targets = as_targets(batch.labels, self.model.config.num_classes, self.config.loss.smoothing).to(self.device)
+        images = to_device(batch.images, self.preprocess, self.device)
+        if isinstance(images, Tensor):
+            random = random_generator(self.config.seed, step, _MIXING)
+            images, targets = mix_batch(images, targets, self.config.mix, random)
+        total = 0.0
+        parts = self.config.accumulate
+        for index in range(parts):
+            share = slice(index * len(targets) // parts, (index + 1) * len(targets) // parts)
+            if share.start == share.stop:
+                continue
+            with self.precision():
+                logits = self.forward(images[share])
+            loss = soft_loss(logits, targets[share], self.kind, self.class_weights)
+            loss = loss * ((share.stop - share.start) / len(targets))
+            (loss * self.loss_scale).backward()
+            total += loss.item()
+        return total
+
+    def precision(self) -> AbstractContextManager[object]:
+        if self.config.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=getattr(torch, str(self.config.precision)))
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """The model with its averaged weights, where there are any."""
+        return nullcontext() if self.average is None else Swapped(self.model, self.average.values)
+
+    # ---- state ----
+
+    def state(self) -> dict[str, Tensor]:
+        tensors = {f"model:{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors |= {f"optimiser:{name}": tensor for name, tensor in self.optimiser.state().items()}
+        if self.average is not None:
+            tensors |= {f"average:{name}": tensor for name, tensor in self.average.values.items()}
+        return tensors
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(":")
+            parts.setdefault(part, {})[rest] = tensor
+        self.model.load_state_dict(parts["model"])
+        self.optimiser.load(parts.get("optimiser", {}))
+        if self.average is not None:
+            self.average.values = {name: tensor.to(self.device) for name, tensor in parts["average"].items()}
