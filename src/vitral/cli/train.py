@@ -30,6 +30,7 @@ def train(
     seed: Annotated[int | None, Parameter(help="Another seed, another run.")] = None,
     device: Annotated[str | None, Parameter(help="cpu, cuda, cuda:1, mps.")] = None,
     resume: Annotated[Path | None, Parameter(help="Go on with this run.")] = None,
+    tensorboard: Annotated[bool, Parameter(help="Also write curves to RUN/tensorboard.", negative="")] = False,
     print_config: Annotated[
         bool, Parameter(help="Write all settings and their meaning, and stop.", negative="")
     ] = False,
@@ -45,6 +46,7 @@ def train(
         A folder of class folders (with or without train, val, test), a CSV or Parquet table, tar shards, hf:owner/name,
         or builtin:digits.
     """
+    from vitral.show.tensorboard import has_curves, with_tensorboard
     from vitral.show.training import show_settings, shower
 
     if help_all:
@@ -67,6 +69,8 @@ def train(
     events = start(data, given, recipe, config, out, resume, print_config)
     if events is None:
         return
+    if tensorboard or (resume is not None and has_curves(resume)):
+        events = with_tensorboard(events)
     finished = shower(format)(events)
     if isinstance(finished, dict) and "signal" in finished:
         sys.exit(SIGNAL_CODES.get(finished["signal"], 1))
