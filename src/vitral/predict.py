@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     Picture = str | Path | bytes | Image | np.ndarray
+    Each = TypeVar("Each", bound=Picture)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +84,12 @@ class Predictor:
             found.append(told)
         return found if is_many else found[0]
 
-    def stream(self, pictures: "Iterable[Picture]") -> "Iterator[tuple[Picture, Prediction | Failure]]":
+    def stream(self, pictures: "Iterable[Each]") -> "Iterator[tuple[Each, Prediction | Failure]]":
         """Each picture with what was found, in order, batch by batch; a bad one does not disturb the others."""
         for picture, told in self._stream(pictures, lambda images: self.ready.answers(images)[1]):
             yield picture, told if isinstance(told, Failure) else self._prediction(told)
 
-    def features(self, pictures: "Iterable[Picture]") -> "Iterator[tuple[Picture, np.ndarray | Failure]]":
+    def features(self, pictures: "Iterable[Each]") -> "Iterator[tuple[Each, np.ndarray | Failure]]":
         """Each picture with its embedding (D,), in order."""
         for picture, told in self._stream(pictures, self.ready.features):
             yield picture, told if isinstance(told, Failure) else told.numpy()

@@ -28,10 +28,11 @@ def data(
     from vitral.data.sheet import contact_sheet
     from vitral.data.sources import open_data
     from vitral.errors import DataError
-    from vitral.show.data import show_scan, with_progress
+    from vitral.show.data import show_scan
+    from vitral.show.progress import with_progress
 
     dataset = open_data(data)
-    found = with_progress(scan(dataset, decodes=not headers_only), quiet=format != "human")
+    found = with_progress(scan(dataset, decodes=not headers_only), "looking at pictures", quiet=format != "human")
     if sheet is not None:
         if sheet.suffix.lower() != ".png":
             raise DataError(f"--sheet {sheet} must end in .png.")

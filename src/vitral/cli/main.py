@@ -1,6 +1,6 @@
 """The ``vitral`` command: finds the verb, and turns everything that goes wrong into one sentence and an exit code.
 
-Exit codes: 0 done, 1 failed, 2 wrong use or unusable input, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 wrong use or unusable input, 3 done but some inputs failed, 130 interrupted.
 """
 
 import os
@@ -20,6 +20,9 @@ app = App(
     help_epilogue="`vitral VERB --help` tells more. `--debug` shows where an error came from.",
 )
 app.command("vitral.cli.train:train", help="Train on pictures; what is not said is decided, with the reason.")
+app.command("vitral.cli.evaluate:evaluate", help="How good a model is, and how far to trust that.")
+app.command("vitral.cli.predict:predict", help="Labels for pictures.")
+app.command("vitral.cli.features:features", help="Embeddings of pictures, as npz or Parquet.")
 app.command("vitral.cli.data:data", help="Look at a dataset before training on it.")
 app.command("vitral.cli.models:models", help="Names, parameters, FLOPs and memory of the models.")
 app.command(
@@ -37,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from vitral.cli.train import gather_settings
 
         words = ["train", *gather_settings(words[1:])]
+    words = ["/dev/stdin" if word == "-" else word for word in words]  # a lone hyphen would be taken for an option
     try:
         app(words, print_error=False, exit_on_error=False, result_action="return_value")
     except CycloptsError as error:

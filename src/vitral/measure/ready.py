@@ -46,6 +46,10 @@ class Ready:
             pooled = torch.cat([one.pooled for one in found]) if isinstance(found, list) else found.pooled
             return self.model.representation(pooled).float().cpu()
 
+    @property
+    def feature_width(self) -> int:
+        return self.model.config.representation or self.model.config.width
+
     def probabilities(self, logits: Tensor) -> Tensor:
         return logits.sigmoid() if self.multi_label else logits.softmax(dim=1)
 

@@ -1,29 +1,11 @@
 """A dataset on the console."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from vitral.show.console import human_console
 
 MOST_CLASSES, MOST_FILES = 20, 10
-
-
-def with_progress(events: Iterable[Any], quiet: bool) -> Any:
-    """Shows a bar while a scan goes on, and gives its result."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("looking at pictures"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    result = None
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
-        task = bar.add_task("", total=None)
-        for event in events:
-            if hasattr(event, "done"):
-                bar.update(task, completed=event.done, total=event.total)
-            else:
-                result = event
-    return result
 
 
 def show_scan(found: Any, sheet: Path | None) -> None:

@@ -87,6 +87,12 @@ def lines_of(event: "Event") -> list[tuple[str, str | None]]:
     match type(event).__name__:
         case "Decided":
             return [(f"{told.name:<20} {_value(told.value):<16} {told.reason}", "dim")]
+        case "Baseline":
+            line = (
+                f"before training: {told.knn:.1%} by nearest neighbours, {told.few_shot:.1%} by ten pictures a class "
+                f"({told.pictures} pictures of the selection)"
+            )
+            return [(line, None)]
         case "Began":
             went = f" from step {told.step}" if told.step else ""
             part = "" if told.trained == told.parameters else f", {told.trained:,} of them trained"
@@ -109,13 +115,18 @@ def _value(value: object) -> str:
 def show_result(ended: dict[str, Any]) -> None:
     console = human_console()
     scores = ended["held_out"]
+    interval = f"95 % interval {scores['top1_low']:.2%} to {scores['top1_high']:.2%}"
     console.print(
-        f"held out: {scores['top1']:.2%} right of {scores['images']:,} pictures "
-        f"(top 5: {scores['top5']:.2%}), after {in_time(ended['train_seconds'])}",
+        f"held out: {scores['top1']:.2%} right of {scores['images']:,} pictures ({interval}), "
+        f"after {in_time(ended['train_seconds'])}",
         style="bold",
         highlight=False,
+        soft_wrap=True,
     )
-    console.print(f"{ended['folder']}/model.safetensors", highlight=False, soft_wrap=True)
+    folder = ended["folder"]
+    for what, path in (("report", f"{folder}/report.html"), ("model", f"{folder}/model.safetensors")):
+        console.print(f"{what:<7} {path}", highlight=False, soft_wrap=True)
+    console.print(f"try     vitral predict {folder} PICTURE", highlight=False, soft_wrap=True)
 
 
 def in_time(seconds: float) -> str:

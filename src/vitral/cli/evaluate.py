@@ -1,0 +1,69 @@
+"""``vitral evaluate``: how good a model is."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from vitral.show.console import Format, show_json, show_lines
+
+
+def evaluate(
+    run: str,
+    data: str | None = None,
+    /,
+    *,
+    few_shot: Annotated[int | None, Parameter(help="Measure the features: ridge regression on K a class.")] = None,
+    knn: Annotated[int | None, Parameter(help="Measure the features: a vote of the K nearest.")] = None,
+    against: Annotated[str | None, Parameter(help="Another model, on the same pictures.")] = None,
+    temperature: Annotated[bool, Parameter(help="Also calibrate by temperature scaling.", negative="")] = False,
+    label_map: Annotated[Path | None, Parameter(help="A file: the data's class, the model's label.")] = None,
+    real: Annotated[Path | None, Parameter(help="A JSON file of all true labels (ReaL).")] = None,
+    device: Annotated[str, Parameter(help="cpu, cuda, cuda:1, mps.")] = "auto",
+    precision: Annotated[str, Parameter(help="float32, bfloat16 or float16.")] = "float32",
+    batch_size: Annotated[int, Parameter(help="Pictures at a time.")] = 64,
+    workers: Annotated[int, Parameter(help="Processes that load pictures.")] = 0,
+    format: Annotated[Format, Parameter(help="human: a page; json: everything; quiet: the top-1.")] = "human",
+) -> None:
+    """How good a model is: top-1 with its interval, each class, calibration, mistakes. Exit code 3: some pictures could
+    not be read.
+
+    Parameters
+    ----------
+    run
+        A run folder, a weights file, or hf:owner/name.
+    data
+        What to measure on; by default what the run held out.
+    """
+    from vitral.measure.evaluate import evaluating
+    from vitral.show.evaluation import show_evaluation
+    from vitral.show.progress import with_progress
+
+    events = evaluating(
+        run,
+        data,
+        few_shot=few_shot,
+        knn=knn,
+        against=against,
+        temperature=temperature,
+        label_map=label_map,
+        real=real,
+        device=device,
+        precision=precision,
+        batch_size=batch_size,
+        workers=workers,
+    )
+    found = with_progress(events, "asking the model", quiet=format != "human")
+    told = found.as_dict()
+    if format == "json":
+        show_json({**told, "held_out": {name: told[name] for name in _CONTRACT if name in told}})
+    elif format == "quiet":
+        show_lines([f"{told['top1']:.4f}"])
+    else:
+        show_evaluation(told)
+    if found.unreadable:
+        sys.exit(3)
+
+
+_CONTRACT = ("top1", "top5", "images", "loss")

@@ -1,0 +1,58 @@
+"""``vitral features``: embeddings of pictures."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from vitral.errors import ConfigError
+from vitral.show.console import Format, show_json, show_lines
+
+
+def features(
+    run: str,
+    /,
+    *images: str,
+    out: Annotated[Path, Parameter(help="Where to: .npz or .parquet.")],
+    device: Annotated[str, Parameter(help="cpu, cuda, cuda:1, mps.")] = "auto",
+    precision: Annotated[str, Parameter(help="float32, bfloat16 or float16.")] = "float32",
+    batch_size: Annotated[int, Parameter(help="Pictures at a time.")] = 32,
+    format: Annotated[Format, Parameter(help="human: a line; json: the same; quiet: nothing.")] = "human",
+) -> None:
+    """What the head sees of each picture, with the names of the files. Exit code 3: some could not be used.
+
+    Parameters
+    ----------
+    run
+        A run folder, a weights file, or hf:owner/name.
+    images
+        Pictures, folders, patterns, or - for paths on standard input.
+    """
+    from vitral.data.embeddings import write_features
+    from vitral.data.files import find_pictures
+    from vitral.predict import Failure, Predictor
+    from vitral.show.progress import progress_bar
+
+    if out.suffix.lower() not in (".npz", ".parquet"):
+        raise ConfigError(f"--out {out} must end in .npz or .parquet.")
+    files = find_pictures(images, sys.stdin)
+    predictor = Predictor(run, device=device, precision=precision, batch_size=batch_size)
+    names, rows, failures = [], [], []
+    with progress_bar("embedding", quiet=format != "human" or len(files) <= batch_size) as move:
+        for number, (file, told) in enumerate(predictor.features(files), 1):
+            if isinstance(told, Failure):
+                failures.append((file, told.reason))
+            else:
+                names.append(file)
+                rows.append(told)
+            move(number, len(files))
+    write_features(out, names, rows, width=predictor.ready.feature_width)
+    told = {"file": str(out), "pictures": len(rows), "width": predictor.ready.feature_width, "failed": len(failures)}
+    if format == "json":
+        show_json({**told, "failures": [{"file": file, "error": reason} for file, reason in failures]})
+    elif format == "human":
+        show_lines([f"{out}: {len(rows):,} pictures, {told['width']} numbers each"])
+        show_lines(f"left out: {file} ({reason})" for file, reason in failures)
+    if failures:
+        sys.exit(3)

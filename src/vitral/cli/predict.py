@@ -1,0 +1,62 @@
+"""``vitral predict``: labels for pictures."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from vitral.errors import ConfigError
+
+
+def predict(
+    run: str,
+    /,
+    *images: str,
+    top: Annotated[int, Parameter(help="How many labels a picture.")] = 5,
+    out: Annotated[Path | None, Parameter(help="Write rows there: .csv or .jsonl.")] = None,
+    resume: Annotated[bool, Parameter(help="Go on with --out after an interruption.", negative="")] = False,
+    device: Annotated[str, Parameter(help="cpu, cuda, cuda:1, mps.")] = "auto",
+    precision: Annotated[str, Parameter(help="float32, bfloat16 or float16.")] = "float32",
+    batch_size: Annotated[int, Parameter(help="Pictures at a time.")] = 32,
+    format: Annotated[
+        Literal["human", "json", "csv", "quiet"], Parameter(help="human: a table; json: a line a picture.")
+    ] = "human",
+) -> None:
+    """Labels for pictures, a row for each in the order given. Exit code 3: some could not be used, and say why.
+
+    Parameters
+    ----------
+    run
+        A run folder, a weights file, or hf:owner/name.
+    images
+        Pictures, folders, patterns, or - for paths on standard input.
+    """
+    from vitral.data.files import find_pictures
+    from vitral.predict import Failure, Predictor
+    from vitral.show.predictions import open_rows
+    from vitral.show.progress import progress_bar
+
+    if top < 1:
+        raise ConfigError(f"--top {top} must be at least 1.")
+    if resume and out is None:
+        raise ConfigError("--resume goes on with a file, and there is no --out.")
+    files = find_pictures(images, sys.stdin)
+    failed = 0
+    with open_rows(out, format, top, resume=resume) as rows:
+        rows.check(files)
+        predictor = Predictor(run, device=device, precision=precision, batch_size=batch_size)
+        rest = files[rows.done :]
+        failed += rows.failed
+        with progress_bar("predicting", quiet=format != "human" or len(rest) <= batch_size) as move:
+            for number, (file, told) in enumerate(predictor.stream(rest), rows.done + 1):
+                if isinstance(told, Failure):
+                    failed += 1
+                    rows.add_error(file, told.reason)
+                else:
+                    rows.add(file, told.top(top))
+                if number % batch_size == 0 or number == len(files):
+                    rows.keep()
+                    move(number, len(files))
+    if failed:
+        sys.exit(3)

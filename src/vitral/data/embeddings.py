@@ -1,0 +1,26 @@
+"""Embeddings on disk, with the names of their files."""
+
+from pathlib import Path
+
+import numpy as np
+
+from vitral.data.items import import_pyarrow
+
+
+def write_features(path: Path, names: list[str], rows: list[np.ndarray], width: int) -> None:
+    """As npz: arrays ``files`` and ``features``; as Parquet: columns ``file`` and ``features``. Whole or not at all."""
+    table = np.stack(rows) if rows else np.empty((0, width), np.float32)
+    aside = path.with_name(f".{path.name}.tmp")
+    if path.suffix.lower() == ".parquet":
+        parquet = import_pyarrow()
+        import pyarrow
+
+        columns = {
+            "file": pyarrow.array(names, pyarrow.string()),
+            "features": pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(table.ravel()), width),
+        }
+        parquet.write_table(pyarrow.table(columns), aside)
+    else:
+        with aside.open("wb") as stream:
+            np.savez(stream, files=np.array(names, dtype=str), features=table)
+    aside.replace(path)

@@ -1,0 +1,35 @@
+"""From what a person types to picture files: paths, folders, patterns, or a list on standard input."""
+
+from collections.abc import Iterable, Sequence
+from glob import glob, has_magic
+from pathlib import Path
+
+from vitral.data.sources import pictures_below
+from vitral.errors import DataError
+
+STANDARD_INPUT = ("-", "/dev/stdin")
+
+
+def find_pictures(words: Sequence[str], standard_input: Iterable[str]) -> list[str]:
+    """In the order given, folders and patterns by name. A file that is not there stays in the list: it gets a row."""
+    if not words:
+        raise DataError("There are no pictures.", hint="Name files, folders, patterns, or - for a list.")
+    found: list[str] = []
+    for word in words:
+        if word in STANDARD_INPUT:
+            found += [line.rstrip("\r\n") for line in standard_input if line.strip()]
+        elif Path(word).is_dir():
+            inside = [str(path) for path in pictures_below(Path(word))]
+            if not inside:
+                raise DataError(f"There are no pictures in {word}.")
+            found += inside
+        elif has_magic(word) and not Path(word).exists():
+            matching = sorted(path for path in glob(word, recursive=True) if Path(path).is_file())
+            if not matching:
+                raise DataError(f"Nothing matches {word}.")
+            found += matching
+        else:
+            found.append(word)
+    if not found:
+        raise DataError("Standard input names no pictures.")
+    return found

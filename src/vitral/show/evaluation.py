@@ -1,0 +1,81 @@
+"""An evaluation on the console."""
+
+from typing import Any
+
+from vitral.show.console import human_console
+
+MOST_CLASSES, MOST_LISTED = 20, 5
+
+
+def show_evaluation(told: dict[str, Any]) -> None:
+    console = human_console()
+
+    def line(text: str, style: str | None = None) -> None:
+        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    for text in summary(told):
+        line(text, "bold" if text is summary(told)[0] else None)
+    if told.get("per_class"):
+        console.print(class_table(told["per_class"]))
+        if len(told["per_class"]) > MOST_CLASSES:
+            line(f"... and {len(told['per_class']) - MOST_CLASSES} more classes, better than these", "dim")
+    for truth, answer, times in told.get("confused", [])[:MOST_LISTED]:
+        line(f"{times} times {truth} was taken for {answer}", "dim")
+    for key, reason in told["unreadable"][:MOST_LISTED]:
+        line(f"not counted: {key} ({reason})", "yellow")
+    if (bad := len(told["unreadable"])) > MOST_LISTED:
+        line(f"... and {bad - MOST_LISTED} more pictures that cannot be read", "yellow")
+
+
+def summary(told: dict[str, Any]) -> list[str]:
+    """The numbers that count, a sentence each; the first is the result."""
+    lines = []
+    images = f"{told['images']:,} pictures" + (f" ({told['split']})" if told.get("split") else "")
+    interval = f"95 % interval {told['top1_low']:.2%} to {told['top1_high']:.2%}"
+    if found := told.get("knn"):
+        lines.append(f"{found['k']} nearest neighbours: {found['top1']:.2%} right of {images}, {interval}")
+    if found := told.get("few_shot"):
+        each = ", ".join(f"{one:.2%}" for one in found["seeds"])
+        lines.append(f"{found['shots']} a class, closed form: {found['top1']:.2%} right of {images} (seeds: {each})")
+    if "loss" in told:
+        lines.append(f"{told['top1']:.2%} right of {images}, {interval}")
+        lines.append(f"top 5: {told['top5']:.2%}, loss {told['loss']:.4f}")
+    if (found := told.get("mean_average_precision")) is not None:
+        lines.append(f"mean average precision: {found:.2%}")
+    if found := told.get("real"):
+        lines.append(f"with all true labels (ReaL): {found['top1']:.2%} right of {found['images']:,}")
+    if found := told.get("calibration"):
+        lines.append(f"calibration error: {found['error']:.2%}")
+    if found := told.get("scaled"):
+        lines.append(f"... after temperature scaling by {found['temperature']:.3f}: {found['error']:.2%}")
+    if found := told.get("against"):
+        clear = "a clear difference" if found["is_clear"] else "no clear difference"
+        lines.append(
+            f"{found['model']}: {found['top1']:.2%}, {100 * found['difference']:+.2f} points "
+            f"({100 * found['low']:+.2f} to {100 * found['high']:+.2f}): {clear}; they disagree on "
+            f"{found['disagreements']:,} pictures"
+        )
+    if found := told.get("images_per_second"):
+        lines.append(f"{found:,.0f} images/s, loading included")
+    return lines
+
+
+def class_table(rows: list[dict[str, Any]]) -> Any:
+    """Each class, or the worst ones where there are many."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("class", no_wrap=True)
+    names = ["precision", "recall", "f1"] + (["average_precision"] if rows[0].get("average_precision") else [])
+    for name in (*names, "images"):
+        table.add_column(name.replace("_", " "), justify="right")
+    shown = rows
+    if len(rows) > MOST_CLASSES:
+        shown = sorted((row for row in rows if row["images"]), key=lambda row: row["f1"] or 0)[:MOST_CLASSES]
+    for row in shown:
+        table.add_row(row["class"], *(_percent(row.get(name)) for name in names), f"{row['images']:,}")
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"

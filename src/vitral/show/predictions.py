@@ -1,0 +1,176 @@
+"""Rows of predictions: on the console as they come, or in a file that survives an interruption."""
+
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from vitral.errors import ConfigError
+
+Top = list[tuple[str, float]]
+
+
+@contextmanager
+def open_rows(out: Path | None, format: str, top: int, *, resume: bool) -> "Iterator[Rows]":
+    """What rows go to; a file is never written over."""
+    if out is None:
+        kinds = {"human": HumanRows, "json": JsonRows, "csv": CsvRows, "quiet": QuietRows}
+        rows = kinds[format](sys.stdout, top)
+        rows.begin()
+        yield rows
+        return
+    kinds = {".csv": CsvRows, ".jsonl": JsonRows, ".json": JsonRows}
+    if out.suffix.lower() not in kinds:
+        raise ConfigError(f"--out {out} must end in .csv or .jsonl.")
+    if out.exists() and not resume:
+        raise ConfigError(f"{out} is there already.", hint="Go on with it by --resume, or give another name.")
+    kind = kinds[out.suffix.lower()]
+    try:
+        complete = kind.complete(out.read_bytes()) if out.exists() else b""
+        with out.open("r+b" if out.exists() else "xb") as binary:
+            binary.truncate(len(complete))  # what was cut off while it was written is written again
+            binary.seek(len(complete))
+            stream = io.TextIOWrapper(binary, encoding="utf-8", newline="", write_through=True)
+            rows = kind(stream, top)
+            rows.already = kind.parse(complete.decode("utf-8"))
+            if not complete:
+                rows.begin()
+            yield rows
+            rows.keep()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{out} cannot be used: {getattr(error, 'strerror', None) or error}.") from error
+
+
+class Rows:
+    """A row for each picture: add or add_error; ``keep`` brings them to the disk."""
+
+    def __init__(self, stream: TextIO, top: int):
+        self.stream, self.top = stream, top
+        self.already: list[tuple[str, bool]] = []
+        """What a file that is gone on with holds: names, and whether they failed."""
+
+    @property
+    def done(self) -> int:
+        return len(self.already)
+
+    @property
+    def failed(self) -> int:
+        return sum(failed for _, failed in self.already)
+
+    def check(self, files: Sequence[str]) -> None:
+        """ConfigError where the rows that are there are not the first of these files."""
+        for place, (name, _) in enumerate(self.already):
+            if place >= len(files) or files[place] != name:
+                raise ConfigError(
+                    f"Row {place + 1} of --out is {name}, which is not picture {place + 1} of those given.",
+                    hint="Give the same pictures in the same order, or another --out.",
+                )
+
+    def begin(self) -> None:
+        """What comes before the rows."""
+
+    def add(self, file: str, top: Top) -> None:
+        raise NotImplementedError
+
+    def add_error(self, file: str, reason: str) -> None:
+        raise NotImplementedError
+
+    def keep(self) -> None:
+        self.stream.flush()
+        if self.stream is not sys.stdout:
+            os.fsync(self.stream.fileno())
+
+    @staticmethod
+    def complete(content: bytes) -> bytes:
+        """Without a last row that was cut off."""
+        return content[: content.rfind(b"\n") + 1]
+
+    @staticmethod
+    def parse(text: str) -> list[tuple[str, bool]]:
+        raise NotImplementedError
+
+
+class JsonRows(Rows):
+    def add(self, file: str, top: Top) -> None:
+        places = [{"label": label, "probability": probability} for label, probability in top]
+        self._write({"file": file, **places[0], "top": places})
+
+    def add_error(self, file: str, reason: str) -> None:
+        self._write({"file": file, "error": reason})
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self.stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+    @staticmethod
+    def parse(text: str) -> list[tuple[str, bool]]:
+        try:
+            rows = [json.loads(line) for line in text.splitlines()]
+            return [(row["file"], "error" in row) for row in rows]
+        except (ValueError, TypeError, KeyError):
+            raise ConfigError("--out holds lines that are no predictions.") from None
+
+
+class CsvRows(Rows):
+    """file, label, probability, label_2, probability_2, ..., error."""
+
+    def begin(self) -> None:
+        pairs = [("label", "probability"), *((f"label_{k}", f"probability_{k}") for k in range(2, self.top + 1))]
+        self._write(["file", *(name for pair in pairs for name in pair), "error"])
+
+    def add(self, file: str, top: Top) -> None:
+        values = [value for label, probability in top for value in (label, f"{probability:.6f}")]
+        self._write([file, *values, *[""] * (2 * self.top - len(values)), ""])
+
+    def add_error(self, file: str, reason: str) -> None:
+        self._write([file, *[""] * (2 * self.top), reason])
+
+    def _write(self, row: list[str]) -> None:
+        csv.writer(self.stream, lineterminator="\n").writerow(row)
+
+    @staticmethod
+    def complete(content: bytes) -> bytes:
+        """Also a line break inside of quotes is not the end of a row."""
+        end = quotes = start = 0
+        while (at := content.find(b"\n", start)) >= 0:
+            quotes += content.count(b'"', start, at)
+            start = at + 1
+            end = start if quotes % 2 == 0 else end
+        return content[:end]
+
+    @staticmethod
+    def parse(text: str) -> list[tuple[str, bool]]:
+        rows = list(csv.reader(io.StringIO(text, newline="")))
+        if rows and (rows[0][:1] != ["file"] or rows[0][-1] != "error" or any(len(r) != len(rows[0]) for r in rows)):
+            raise ConfigError("--out holds lines that are no predictions.")
+        return [(row[0], bool(row[-1])) for row in rows[1:]]
+
+
+class HumanRows(Rows):
+    """A line a picture: its name, and the labels with their probabilities."""
+
+    def add(self, file: str, top: Top) -> None:
+        shown = "  ".join(f"{label} {probability:.1%}" for label, probability in top)
+        self.stream.write(f"{_visible(file)}  {_visible(shown)}\n")
+
+    def add_error(self, file: str, reason: str) -> None:
+        self.stream.write(f"{_visible(file)}  cannot be used: {_visible(reason)}\n")
+
+
+class QuietRows(Rows):
+    """The label alone; an empty line for a picture that failed."""
+
+    def add(self, file: str, top: Top) -> None:
+        self.stream.write(f"{_visible(top[0][0])}\n")
+
+    def add_error(self, file: str, reason: str) -> None:
+        self.stream.write("\n")
+
+
+def _visible(text: str) -> str:
+    """Names of files may hold anything; a terminal is not to obey it."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

@@ -1,0 +1,33 @@
+"""A bar with the time that is left, for anything that tells Progress on its way to a result."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+
+class Bar(Protocol):
+    def __call__(self, done: int, total: int | None = None) -> None: ...
+
+
+@contextmanager
+def progress_bar(title: str, *, quiet: bool) -> Iterator[Bar]:
+    """On standard error; gone when it ends."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total=None: bar.update(task, completed=done, total=total)
+
+
+def with_progress(events: Iterable[Any], title: str, *, quiet: bool) -> Any:
+    """The result that comes after all Progress."""
+    result = None
+    with progress_bar(title, quiet=quiet) as move:
+        for event in events:
+            if hasattr(event, "done"):
+                move(event.done, event.total)
+            else:
+                result = event
+    return result
