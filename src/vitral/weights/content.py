@@ -1,6 +1,6 @@
 """Content: what is to be written, for the dialects that write."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,9 @@ from vitral.model.config import ViTConfig
 from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
 from vitral.weights.rules import Rule
+
+PLAIN: dict[str, tuple[Any, ...]] = dict(registers=(0,), layer_scale=(None,), norm_after_pool=(False,))
+"""For ``check_holds``: none of what only timm and its relatives have a place for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +38,24 @@ class Content:
             return self
         if config.position == "relative" or config.position_at != "stem":
             seen = f"position={config.position!r}, position_at={config.position_at!r}"
-            raise WeightsError(
-                f"The {self.dialect} layout cannot hold {seen}; it has one table, added at the stem.",
-                hint="Our own format holds everything.",
-            )
+            raise self._refusal(f"{seen}; it has one table, added at the stem")
         state = {name: tensor for name, tensor in self.state.items() if not name.startswith("positions.")}
         state["positions.0.table"] = _table(config, self.state)
         return replace(self, config=replace(config, position="learned"), state=state)
 
-    def renamed(self, rules: Sequence[Rule]) -> dict[str, Tensor]:
+    def check_holds(self, **holds: tuple[Any, ...]) -> None:
+        """Refuses what the dialect has no place for; ``holds`` gives the values it can hold of each field."""
+        for name, allowed in holds.items():
+            value = self.config.has_class_token if name == "class_token" else getattr(self.config, name)
+            if value not in allowed:
+                choices = " or ".join(repr(choice) for choice in allowed)
+                raise self._refusal(f"{name}={value!r}; it has {choices}")
+
+    def _refusal(self, seen: str) -> WeightsError:
+        message = f"The {self.dialect} layout cannot hold {seen}."
+        return WeightsError(message, hint="Our own format holds everything.")
+
+    def renamed(self, rules: Iterable[Rule]) -> dict[str, Tensor]:
         theirs: dict[str, Tensor] = {}
         for rule in rules:
             tensors = rule.write(tuple(self.state[name].detach().cpu() for name in rule.ours))

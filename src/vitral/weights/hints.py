@@ -3,7 +3,6 @@ not have to guess."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +10,13 @@ import torch
 from torch import Tensor
 
 from vitral.errors import ConfigError, WeightsError
-from vitral.model.config import ViTConfig
 from vitral.preprocess import Preprocess
 from vitral.weights.config_json import config_as_dict, config_from
 from vitral.weights.content import Content
+from vitral.weights.draft import Told
 from vitral.weights.files import TensorFile, written_aside
 
 KEY = "vitral.hints"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Told:
-    """All that shapes do not tell."""
-
-    config: ViTConfig
-    preprocess: Preprocess
-    labels: tuple[str, ...] | None
-    multi_label: bool
-    assumed: dict[str, str]
 
 
 def describe(content: Content) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from vitral.errors import WeightsError, missing_package
+from vitral.weights.files import first_line
 
 _DESCRIPTIONS = ("config.json", "preprocessor_config.json")
 _CHECKPOINTS = ("model.safetensors", "pytorch_model.bin")
@@ -53,7 +54,7 @@ def fetch(repository: str) -> Path:
     try:
         paths = [hf_hub_download(name, file, revision=revision or None) for file in wanted]
     except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage]
-        raise WeightsError(f"hf:{repository} could not be downloaded: {_first_line(error)}") from error
+        raise WeightsError(f"hf:{repository} could not be downloaded: {first_line(error)}") from error
     return _whole(Path(paths[0]))
 
 
@@ -99,7 +100,7 @@ def _from_cache(name: str, revision: str | None, error: Exception) -> Path:
     if (folder := _snapshot(name, revision)) is not None:
         return folder
     raise WeightsError(
-        f"hf:{name} is not in the cache, and the hub cannot be reached: {_first_line(error)}",
+        f"hf:{name} is not in the cache, and the hub cannot be reached: {first_line(error)}",
         hint="Connect and try again, or give a file.",
     ) from error
 
@@ -117,10 +118,6 @@ def _snapshot(name: str, revision: str | None) -> Path | None:
 def _whole(file: Path) -> Path:
     """The folder of a repository; the file itself where the folder would not tell which one is meant."""
     return file.parent if file.name.removesuffix(".index.json") in _CHECKPOINTS else file
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _say(line: str) -> None:

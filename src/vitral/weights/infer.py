@@ -1,4 +1,4 @@
-"""What shapes do not tell, and how it is found out: heads, and the grid of a table of positions."""
+"""What names and shapes tell in every dialect, and how to find out what they do not: heads, and the grid of a table."""
 
 import re
 from collections.abc import Iterable
@@ -7,6 +7,10 @@ from typing import Any
 
 from vitral.errors import WeightsError
 from vitral.model.sizes import SIZES
+from vitral.weights.files import TensorFile
+
+Pair = tuple[int, int]
+"""Height before width, rows before columns."""
 
 # width, depth, mlp_width -> heads, of published networks that have no name here
 _ALSO_PUBLISHED = {
@@ -47,9 +51,9 @@ def settle_heads(fields: dict[str, Any], told: int | None, asked: dict[str, Any]
         fields["heads"], assumed["heads"] = guess_heads(fields["width"], fields["depth"], fields["mlp_width"])
 
 
-def count_layers(names: Iterable[str], pattern: str) -> int:
-    """How many layers there are, by the number that the pattern finds in names; they must be 0, 1, 2, ..."""
-    matches = (re.match(pattern, name) for name in names)
+def count_layers(names: Iterable[str], before: str, after: str = ".") -> int:
+    """How many layers there are, by the number that names have between the two; they must be 0, 1, 2, ..."""
+    matches = (re.match(rf"{re.escape(before)}(\d+){re.escape(after)}", name) for name in names)
     found = {int(match[1]) for match in matches if match}
     if found != set(range(len(found))):
         missing = next(index for index in range(len(found) + 1) if index not in found)
@@ -57,17 +61,31 @@ def count_layers(names: Iterable[str], pattern: str) -> int:
     return len(found)
 
 
+def find_sizes(file: TensorFile, kernel: str, layers: str, hidden: str) -> dict[str, Any]:
+    """The fields that the patch convolution and the layers' names and MLPs tell."""
+    width, channels, height, across = file.shape(f"{kernel}.weight", 4)
+    return dict(
+        width=width,
+        depth=count_layers(file.shapes, layers),
+        mlp_width=file.shape(f"{layers}0.{hidden}.weight", 2)[0],
+        patch_size=one_or_two((height, across)),
+        channels=channels,
+    )
+
+
 def is_square(rows: int) -> bool:
     return rows > 0 and isqrt(rows) ** 2 == rows
 
 
 def find_grid(
-    rows: int, ahead: tuple[int, ...], told: tuple[int, int] | None, asked: tuple[int, int] | None
-) -> tuple[tuple[int, int], int]:
+    rows: int, ahead: tuple[int, ...], asked: dict[str, Any], step: Pair, told: Pair | None = None
+) -> tuple[Pair, int]:
     """The grid of a table with this many rows, and how many of them come ahead of the patches.
 
-    ``ahead`` holds the numbers that are possible, the likeliest first. The grid that the file or the user tells is
-    right; else a square number of patches is a square grid; else it must be that of the asked image size."""
+    ``ahead`` holds the numbers that are possible, the likeliest first; ``step`` is the pixels of a patch. The grid that
+    the user or the file (``told``) tells is right; else a square number of patches is a square grid; else it must be
+    that of the asked image size."""
+    told, wanted = pair_of(asked.get("position_grid")) or told, asked_grid(asked, step)
     for extras in ahead:
         patches = rows - extras
         if told:
@@ -75,9 +93,9 @@ def find_grid(
                 return told, extras
         elif is_square(patches):
             return (isqrt(patches), isqrt(patches)), extras
-        elif asked and patches == asked[0] * asked[1]:
-            return asked, extras
-    grid = told or asked
+        elif wanted and patches == wanted[0] * wanted[1]:
+            return wanted, extras
+    grid = told or wanted
     raise WeightsError(
         f"The table of positions has rows for {rows - ahead[0]} patches, "
         + ("which is no square number." if grid is None else f"and the grid should be {grid[0]} x {grid[1]}."),
@@ -85,12 +103,17 @@ def find_grid(
     )
 
 
-def one_or_two(pair: tuple[int, int]) -> int | tuple[int, int]:
+def one_or_two(pair: Pair) -> int | Pair:
     """A square by its side."""
     return pair[0] if pair[0] == pair[1] else pair
 
 
-def pair_of(size: Any) -> tuple[int, int] | None:
+def image_of(grid: Pair, step: Pair) -> Pair:
+    """The pixels of a grid of patches."""
+    return grid[0] * step[0], grid[1] * step[1]
+
+
+def pair_of(size: Any) -> Pair | None:
     """(height, width) of a size as files have it: one number or two; None for anything else."""
     if isinstance(size, int) and not isinstance(size, bool):
         return size, size
@@ -99,7 +122,7 @@ def pair_of(size: Any) -> tuple[int, int] | None:
     return None
 
 
-def asked_grid(asked: dict[str, Any], step: tuple[int, int]) -> tuple[int, int] | None:
+def asked_grid(asked: dict[str, Any], step: Pair) -> Pair | None:
     """The grid of the image size that was asked for; ``step`` is the pixels of a patch."""
     size = pair_of(asked.get("image_size"))
     return None if size is None else (-(-size[0] // step[0]), -(-size[1] // step[1]))

@@ -22,6 +22,7 @@ from vitral.weights.checkpoint import Checkpoint
 from vitral.weights.config_json import MOST_PATCHES
 from vitral.weights.dialects import draft_of
 from vitral.weights.draft import Asked, Draft
+from vitral.weights.files import first_line
 from vitral.weights.hub import locate
 from vitral.weights.open import open_tensors
 from vitral.weights.report import Report
@@ -160,7 +161,7 @@ class _Filling:
             if len(tensors) == len(rule.ours):
                 return tensors
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
         else:
             reason = f"they make {len(tensors)} tensors instead of {len(rule.ours)}"
         seen = ", ".join(f"{file.prefix}{name} {tuple(file.shapes[name])}" for name in rule.theirs)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitral.errors import WeightsError
-from vitral.weights.files import SAFE_FORMATS, TensorFile
+from vitral.weights.files import SAFE_FORMATS, TensorFile, first_line
 
 _ALLOWED = {"collections OrderedDict", "collections defaultdict", "builtins dict", "__builtin__ dict"} | {
     f"torch._utils {name}"
@@ -33,8 +33,7 @@ def open_pickled(path: Path) -> TensorFile:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except Exception as error:  # of an unpickler that reads what it likes
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise WeightsError(f"{path} cannot be read as a plain state dict: {reason}") from error
+        raise WeightsError(f"{path} cannot be read as a plain state dict: {first_line(error)}") from error
     tensors, ignored, notes = _find_tensors(path, content)
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():

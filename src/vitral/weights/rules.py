@@ -1,6 +1,6 @@
 """Rules between two namings of the same numbers. A dialect is a list of them, and each works in both directions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,12 @@ def pair(ours: str, theirs: str, weight: Layout | None = None) -> Iterator[Rule]
     """Weight and bias of a layer, for dialects that call them so."""
     yield rule(f"{ours}.weight", f"{theirs}.weight", weight)
     yield rule(f"{ours}.bias", f"{theirs}.bias")
+
+
+def pairs(ours: str, theirs: str, names: Mapping[str, str]) -> Iterator[Rule]:
+    """Weights and biases of several layers below one name: ours and theirs of each."""
+    for our, their in names.items():
+        yield from pair(f"{ours}.{our}", f"{theirs}.{their}")
 
 
 def stacked_pair(ours: str, theirs: tuple[str, ...]) -> Iterator[Rule]:

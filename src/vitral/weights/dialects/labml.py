@@ -1,7 +1,6 @@
 """nn.labml.ai's Vision Transformer: a table of 5,000 positions of which the first 1 + N are used, and a head with a
 ReLU layer. How many patches there are is not in the file, so the image size must be said."""
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +9,8 @@ from vitral.model.config import ViTConfig
 from vitral.weights.checkpoint import google_preprocess
 from vitral.weights.draft import Asked, Draft
 from vitral.weights.files import TensorFile
-from vitral.weights.infer import count_layers, one_or_two, pair_of, settle_heads
-from vitral.weights.rules import ROWS, Layout, Rule, pair, patches, rule, stacked_pair
+from vitral.weights.infer import find_sizes, one_or_two, pair_of, settle_heads
+from vitral.weights.rules import ROWS, Layout, Rule, pair, pairs, patches, rule, stacked_pair
 
 _LAYER, _TABLE = "transformer_layers.", "pos_emb.positional_encodings"
 
@@ -21,7 +20,6 @@ def recognise(file: TensorFile) -> bool:
 
 
 def read(file: TensorFile, asked: Asked) -> Draft:
-    shapes = file.shapes
     size = pair_of(asked.get("image_size"))
     if size is None:
         raise WeightsError(
@@ -29,18 +27,13 @@ def read(file: TensorFile, asked: Asked) -> Draft:
             "size of the images.",
             hint="Say it: image_size=... (its experiment on CIFAR-10 has 32).",
         )
-    width, channels, height, across = file.shape("patch_emb.conv.weight", 4)
     assumed = {
         "activation": "activation=gelu: as in labml's experiment; the file does not tell",
         "preprocess": "preprocessing: mean and std 0.5, squashed to the size; the file does not tell",
     }
     fields: dict[str, Any] = dict(
-        width=width,
-        depth=count_layers(shapes, rf"{re.escape(_LAYER)}(\d+)\."),
-        mlp_width=file.shape(f"{_LAYER}0.feed_forward.layer1.weight", 2)[0],
-        patch_size=one_or_two((height, across)),
+        **find_sizes(file, "patch_emb.conv", _LAYER, "feed_forward.layer1"),
         image_size=one_or_two(size),
-        channels=channels,
         num_classes=file.shape("classification.linear2.weight", 2)[0],
         representation=file.shape("classification.linear1.weight", 2)[0],
         representation_activation="relu",
@@ -55,7 +48,7 @@ def read(file: TensorFile, asked: Asked) -> Draft:
         file=file,
         config=config,
         rules=list(rules(config)),
-        preprocess=google_preprocess(config.image_hw).with_channels(channels),
+        preprocess=google_preprocess(config.image_hw).with_channels(config.channels),
         assumed=assumed,
     )
 
@@ -70,8 +63,7 @@ def rules(config: ViTConfig) -> Iterator[Rule]:
         ours, theirs = f"blocks.{index}", f"{_LAYER}{index}"
         parts = tuple(f"{theirs}.self_attn.{part}.linear" for part in ("query", "key", "value"))
         yield from stacked_pair(f"{ours}.attention.to_qkv", parts)
-        for our, their in _BLOCK.items():
-            yield from pair(f"{ours}.{our}", f"{theirs}.{their}")
+        yield from pairs(ours, theirs, _BLOCK)
     yield from pair("norm", "ln")
     yield from pair("representation.0", "classification.linear1")
     yield from pair("head", "classification.linear2")

@@ -29,17 +29,8 @@ def recognise(file: TensorFile) -> bool:
 
 def read(file: TensorFile, asked: Asked) -> Draft:
     told = parse(read_metadata(file), file)
-    return Draft(
-        dialect="native",
-        file=file,
-        config=told.config,
-        rules=[rule(name, name) for name in file.shapes],
-        preprocess=told.preprocess,
-        labels=told.labels,
-        multi_label=told.multi_label,
-        assumed=told.assumed,
-        keeps_dtype=True,
-    )
+    rules = [rule(name, name) for name in file.shapes]
+    return Draft(dialect="native", file=file, rules=rules, keeps_dtype=True, **vars(told))
 
 
 def read_metadata(file: TensorFile) -> dict[str, Any]:

@@ -1,14 +1,13 @@
 """github.com/tczhangzhi/VisionTransformer-PyTorch: JAX's shapes under PyTorch's names; exact GELU, epsilon 1e-5."""
 
-import re
 from collections.abc import Iterator
 
 from vitral.model.config import ViTConfig
 from vitral.weights.checkpoint import google_preprocess
 from vitral.weights.draft import Asked, Draft, refuse
 from vitral.weights.files import TensorFile
-from vitral.weights.infer import asked_grid, count_layers, find_grid, one_or_two, pair_of
-from vitral.weights.rules import ROWS, Rule, heads_bias, heads_first, heads_last, pair, patches, rule
+from vitral.weights.infer import find_grid, find_sizes, image_of, one_or_two
+from vitral.weights.rules import ROWS, Rule, heads_bias, heads_first, heads_last, pair, pairs, patches, rule
 
 _LAYER, _TABLE = "transformer.encoder_layers.", "transformer.pos_embedding.pos_embedding"
 
@@ -20,19 +19,13 @@ def recognise(file: TensorFile) -> bool:
 def read(file: TensorFile, asked: Asked) -> Draft:
     if any(name.startswith("resnet.") for name in file.shapes):
         raise refuse("tczhangzhi", "its ResNet stem is another one than Google's")
-    shapes = file.shapes
-    width, channels, height, across = file.shape("embedding.weight", 4)
-    told = pair_of(asked.get("position_grid"))
-    grid, _ = find_grid(file.shape(_TABLE, 3)[1], (1,), told, asked_grid(asked, (height, across)))
+    *_, height, across = file.shape("embedding.weight", 4)
+    grid, _ = find_grid(file.shape(_TABLE, 3)[1], (1,), asked, (height, across))
     config = ViTConfig(
-        width=width,
-        depth=count_layers(shapes, rf"{re.escape(_LAYER)}(\d+)\."),
+        **find_sizes(file, "embedding", _LAYER, "mlp.fc1"),
         heads=file.shape(f"{_LAYER}0.attn.query.weight", 3)[1],
-        mlp_width=file.shape(f"{_LAYER}0.mlp.fc1.weight", 2)[0],
-        patch_size=one_or_two((height, across)),
-        image_size=one_or_two((grid[0] * height, grid[1] * across)),
-        channels=channels,
-        num_classes=file.shape("classifier.weight", 2)[0] if "classifier.weight" in shapes else 0,
+        image_size=one_or_two(image_of(grid, (height, across))),
+        num_classes=file.shape("classifier.weight", 2)[0] if "classifier.weight" in file.shapes else 0,
         class_token=True,
         activation="gelu",
         norm_eps=1e-5,
@@ -42,7 +35,7 @@ def read(file: TensorFile, asked: Asked) -> Draft:
         file=file,
         config=config,
         rules=list(rules(config)),
-        preprocess=google_preprocess(config.image_hw).with_channels(channels),
+        preprocess=google_preprocess(config.image_hw).with_channels(config.channels),
         assumed={"preprocess": "preprocessing: mean and std 0.5, squashed to the size; the file does not tell"},
     )
 
@@ -58,13 +51,10 @@ def rules(config: ViTConfig) -> Iterator[Rule]:
         yield rule(f"{ours}.attention.to_qkv.weight", weights, heads_last(config.heads, 3))
         yield rule(f"{ours}.attention.to_qkv.bias", biases, heads_bias(config.heads, 3))
         yield from pair(f"{ours}.attention.to_out", f"{theirs}.attn.out", heads_first(config.heads))
-        for our, their in (
-            ("norm1", "norm1"),
-            ("norm2", "norm2"),
-            ("mlp.expand", "mlp.fc1"),
-            ("mlp.contract", "mlp.fc2"),
-        ):
-            yield from pair(f"{ours}.{our}", f"{theirs}.{their}")
+        yield from pairs(ours, theirs, _BLOCK)
     yield from pair("norm", "transformer.norm")
     if config.num_classes:
         yield from pair("head", "classifier")
+
+
+_BLOCK = {"norm1": "norm1", "norm2": "norm2", "mlp.expand": "mlp.fc1", "mlp.contract": "mlp.fc2"}

@@ -1,7 +1,6 @@
 """torchvision's layout: class token only, exact GELU, epsilon 1e-6, bicubic positions between the corners, ImageNet's
 mean and deviation. Its conv stem and the older names of its MLP are read, too."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,12 @@ from typing import Any
 from vitral.errors import WeightsError
 from vitral.model.config import ConvStem, ViTConfig
 from vitral.weights.checkpoint import imagenet_preprocess
-from vitral.weights.content import Content
-from vitral.weights.draft import Asked, Draft, check_holds
+from vitral.weights.content import PLAIN, Content
+from vitral.weights.draft import Asked, Draft, Told
 from vitral.weights.files import TensorFile
 from vitral.weights.hints import read_hints, write_state
-from vitral.weights.infer import asked_grid, count_layers, find_grid, one_or_two, pair_of, settle_heads
-from vitral.weights.rules import ROWS, Rule, pair, patches, rule
+from vitral.weights.infer import count_layers, find_grid, image_of, one_or_two, settle_heads
+from vitral.weights.rules import ROWS, Rule, pair, pairs, patches, rule
 
 _LAYER = "encoder.layers.encoder_layer_"
 _TABLE = "encoder.pos_embedding"
@@ -25,22 +24,17 @@ def recognise(file: TensorFile) -> bool:
 
 
 def read(file: TensorFile, asked: Asked) -> Draft:
+    told = read_hints(file) or find_told(file, asked)
+    names = list(rules(told.config, old_mlp=f"{_LAYER}0.mlp.linear_1.weight" in file.shapes))
+    return Draft(dialect="torchvision", file=file, rules=names, **vars(told))
+
+
+def find_told(file: TensorFile, asked: Asked) -> Told:
     assumed: dict[str, str] = {}
-    if hinted := read_hints(file):
-        config, preprocess, labels, assumed = hinted.config, hinted.preprocess, hinted.labels, hinted.assumed
-    else:
-        config, labels = find_config(file, asked, assumed), None
-        preprocess = imagenet_preprocess(config.image_hw, "bilinear").with_channels(config.channels)
-        assumed["preprocess"] = "preprocessing: ImageNet's mean and std, bilinear, centre crop, as torchvision has it"
-    return Draft(
-        dialect="torchvision",
-        file=file,
-        config=config,
-        rules=list(rules(config, old_mlp=f"{_LAYER}0.mlp.linear_1.weight" in file.shapes)),
-        preprocess=preprocess,
-        labels=labels,
-        assumed=assumed,
-    )
+    config = find_config(file, asked, assumed)
+    preprocess = imagenet_preprocess(config.image_hw, "bilinear").with_channels(config.channels)
+    assumed["preprocess"] = "preprocessing: ImageNet's mean and std, bilinear, centre crop, as torchvision has it"
+    return Told(config=config, preprocess=preprocess, assumed=assumed)
 
 
 def find_config(file: TensorFile, asked: Asked, assumed: dict[str, str]) -> ViTConfig:
@@ -50,16 +44,15 @@ def find_config(file: TensorFile, asked: Asked, assumed: dict[str, str]) -> ViTC
     step = 1 if stem is None else 2**stem.halvings
     patch = kernel[-2] * step, kernel[-1] * step
     _, rows, width = file.shape(_TABLE, 3)
-    grid, _ = find_grid(rows, (1,), pair_of(asked.get("position_grid")), asked_grid(asked, patch))
-    image = grid[0] * patch[0], grid[1] * patch[1]
+    grid, _ = find_grid(rows, (1,), asked, patch)
     old = f"{_LAYER}0.mlp.linear_1.weight"
     mlp = file.shape(old if old in shapes else f"{_LAYER}0.mlp.0.weight", 2)
     fields: dict[str, Any] = dict(
         width=width,
-        depth=count_layers(shapes, rf"{re.escape(_LAYER)}(\d+)\."),
+        depth=count_layers(shapes, _LAYER),
         mlp_width=mlp[0],
         patch_size=one_or_two((kernel[-2], kernel[-1])),
-        image_size=one_or_two(image),
+        image_size=one_or_two(image_of(grid, patch)),
         channels=file.shape("conv_proj.conv_bn_relu_0.0.weight" if stem else "conv_proj.weight", 4)[1],
         num_classes=file.shape("heads.head.weight", 2)[0] if "heads.head.weight" in shapes else 0,
         representation=file.shape("heads.pre_logits.weight", 2)[0] if "heads.pre_logits.weight" in shapes else None,
@@ -93,8 +86,7 @@ def rules(config: ViTConfig, *, old_mlp: bool = False) -> Iterator[Rule]:
                 yield rule(f"{ours}.{part}", f"{theirs}.{part}")
     block = _BLOCK | ({"mlp.expand": "mlp.linear_1", "mlp.contract": "mlp.linear_2"} if old_mlp else {})
     for index in range(config.depth):
-        for ours, theirs in block.items():
-            yield from pair(f"blocks.{index}.{ours}", f"{_LAYER}{index}.{theirs}")
+        yield from pairs(f"blocks.{index}", f"{_LAYER}{index}", block)
         for kind in ("weight", "bias"):
             theirs = f"{_LAYER}{index}.self_attention.in_proj_{kind}"
             yield rule(f"blocks.{index}.attention.to_qkv.{kind}", theirs)
@@ -118,21 +110,13 @@ _BLOCK = {
 def write(content: Content, path: Path) -> list[str]:
     content = content.with_learned_positions()
     config = content.config
-    check_holds(
-        config,
-        "torchvision",
-        activation=("gelu",),
-        attention=("full",),
-        pool=("token",),
-        registers=(0,),
-        layer_scale=(None,),
-        norm_after_pool=(False,),
-        representation_activation=("tanh",),
+    content.check_holds(
+        activation=("gelu",), attention=("full",), pool=("token",), **PLAIN, representation_activation=("tanh",)
     )
     square = config.image_hw[0] == config.image_hw[1] and config.patch_hw[0] == config.patch_hw[1]
     if not square or config.channels != 3:
         raise WeightsError("torchvision's VisionTransformer is for square RGB images and square patches only.")
     if config.stem is not None and not (isinstance(config.stem, ConvStem) and config.stem.norm == "batch"):
         raise WeightsError("The torchvision layout cannot hold this stem; it has ConvStem(norm='batch') or none.")
-    write_state(content, content.renamed(list(rules(config))), path)
+    write_state(content, content.renamed(rules(config)), path)
     return [] if config.norm_eps == 1e-6 else [f"Give torchvision norm_layer with epsilon {config.norm_eps}."]
