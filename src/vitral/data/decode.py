@@ -6,7 +6,7 @@ a BadPicture whose ``reason`` is one of a few words, so that they can be counted
 
 import io
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 from types import ModuleType
@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from vitral.data.tiff import Bands, find_bands, read_bands
 from vitral.errors import DataError
 
 Pixels = np.ndarray
@@ -51,6 +52,8 @@ _UPRIGHT = {  # EXIF orientation: what puts the picture upright
     8: lambda x: x.swapaxes(0, 1)[::-1],
 }
 _ORIENTATION = 0x0112
+_MOST_FRAMES = 256
+_GREY_MODES = ("1", "L", "LA", "La", "I", "F")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +85,8 @@ class Header:
     height: int
     width: int
     mode: str
+    bands: int = 3
+    """1: grey, 3: colours, transparent or not; else the bands of an array or a TIFF, as they are."""
     orientation: int = 1
 
     @property
@@ -107,14 +112,17 @@ def read_header(content: bytes, limits: Limits = LIMITS) -> Header:
         raise BadPicture("too large", f"{len(content):,} bytes; at most {limits.bytes:,}")
     if name == "NPY":
         shape, _, _ = _npy_header(content)
-        header = Header(
-            format=name, height=shape[0], width=shape[1], mode=f"{shape[2] if len(shape) == 3 else 1} bands"
-        )
+        header = _header_of_bands(name, (shape[0], shape[1]), shape[2] if len(shape) == 3 else 1)
+    elif (bands := _tiff_bands(content, name)) is not None:
+        header = _header_of_bands(name, bands.size, bands.count)
     else:
         if name == "PNG" and len(content) >= 24:  # Pillow first looks for pixels, which a liar need not have
             width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
             _check_size(Header(format=name, height=height, width=width, mode=""), limits)
-        header = _header_of(_open(content, name), name)
+        image = _open(content, name)
+        header = _header_of(image, name)
+        if name == "TIFF" and header.bands == 1:
+            header = replace(header, bands=_count_frames(image))
     _check_size(header, limits)
     return header
 
@@ -126,8 +134,8 @@ def _check_size(header: Header, limits: Limits) -> None:
         raise BadPicture("bad dimensions", f"{seen}; a side is from 1 to {limits.side}")
     if max(height, width) > limits.aspect * min(height, width):
         raise BadPicture("bad dimensions", f"{seen}; at most {limits.aspect:g} times as long as wide")
-    if height * width > limits.pixels:
-        raise BadPicture("too many pixels", f"{seen}; at most {limits.pixels / 1e6:.0f} million")
+    if height * width * max(3, header.bands) > 3 * limits.pixels:
+        raise BadPicture("too many pixels", f"{seen}; at most {limits.pixels / 1e6:.0f} million of three bands")
 
 
 def _open(content: bytes, name: str) -> Image.Image:
@@ -166,7 +174,30 @@ def _header_of(image: Image.Image, name: str) -> Header:
     width, height = image.size
     if orientation >= 5:
         height, width = width, height
-    return Header(format=name, height=height, width=width, mode=image.mode, orientation=orientation)
+    bands = 1 if image.mode in _GREY_MODES or image.mode.startswith("I;16") else 3
+    return Header(format=name, height=height, width=width, mode=image.mode, bands=bands, orientation=orientation)
+
+
+def _header_of_bands(name: str, size: tuple[int, int], bands: int) -> Header:
+    return Header(format=name, height=size[0], width=size[1], mode=f"{bands} bands", bands=bands)
+
+
+def _tiff_bands(content: bytes, name: str) -> Bands | None:
+    return find_bands(content) if name == "TIFF" else None
+
+
+def _count_frames(image: Image.Image) -> int:
+    """One for each band; a chain that does not end, or breaks, is none of bands."""
+    number = 0
+    try:
+        while number < _MOST_FRAMES:
+            number += 1
+            image.seek(number)
+    except EOFError:
+        return number
+    except Exception:  # what is behind the first frame is damaged
+        return 1
+    return 1
 
 
 def decode(
@@ -185,6 +216,8 @@ def decode(
     header = header or read_header(content, limits)
     if header.format == "NPY":
         return _fit_channels(_decode_npy(content), channels)
+    if (bands := _tiff_bands(content, header.format)) is not None:
+        return _decode_bands(content, bands, channels)
     if header.format == "JPEG" and header.mode in ("RGB", "L") and channels in (1, 3):
         pixels = _decode_jpeg(content, header, channels, shrink)
         if pixels is not None:
@@ -278,11 +311,32 @@ def _bands(image: Image.Image, channels: int) -> Pixels:
     return _fit_channels(pixels, channels)
 
 
+def _decode_bands(content: bytes, bands: Bands, channels: int) -> Pixels:
+    try:
+        pixels = _to_bytes(read_bands(content, bands, lambda changed: _open(changed, "TIFF")))
+    except BadPicture:
+        raise
+    except Exception as error:  # Pillow's decoders raise nearly anything
+        raise BadPicture("corrupt", str(error)) from error
+    return _fit_channels(pixels[..., :3] if bands.is_colour and channels in (1, 3) else pixels, channels)
+
+
+def decode_visible(content: bytes, header: Header | None = None) -> Pixels:
+    """RGB for eyes: of many bands the first three, of two the first."""
+    header = header or read_header(content)
+    if header.bands in (1, 3):
+        return decode(content, header=header)
+    pixels = decode(content, channels=header.bands, header=header)
+    return pixels[..., :3] if header.bands > 3 else np.repeat(pixels[..., :1], 3, axis=2)
+
+
 def _fit_channels(pixels: Pixels, channels: int) -> Pixels:
     if pixels.shape[2] == channels:
         return pixels
     if channels == 3 and pixels.shape[2] == 1:
         return np.repeat(pixels, 3, axis=2)
+    if channels == 1 and pixels.shape[2] == 3:
+        return np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
     raise BadPicture("wrong channels", f"{pixels.shape[2]} bands, and {channels} are needed")
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -12,7 +13,7 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from vitral.data.decode import LIMITS, BadPicture, Pixels
+from vitral.data.decode import LIMITS, BadPicture, Header, Pixels, read_header
 from vitral.errors import missing_package
 
 SPLITS = {
@@ -150,6 +151,36 @@ class Dataset:
             for item in self.splits[split]:
                 digest.update(f"\n{item.key}\t{item.label}".encode())
         return digest.hexdigest()
+
+
+def header_of(content: bytes | Pixels) -> Header:
+    """What is known of a picture before it is decoded."""
+    if isinstance(content, bytes):
+        return read_header(content)
+    height, width, bands = content.shape
+    return Header(format="built-in", height=height, width=width, mode="grey" if bands == 1 else "colour", bands=bands)
+
+
+def sample_headers(items: Sequence[Item], most: int) -> list[Header]:
+    """Of at most so many pictures, from everywhere among them; those that cannot be read are passed over."""
+    number = min(most, len(items))
+    found = []
+    for place in range(number):
+        try:
+            found.append(header_of(items[place * len(items) // number].source.read()))
+        except BadPicture:
+            continue
+    return found
+
+
+def natural_channels(headers: Sequence[Header]) -> int:
+    """What a network for these pictures should see: 1 where all are grey, 3 where some have colours, or the commonest
+    number of bands."""
+    found = Counter(header.bands for header in headers)
+    if not found:
+        return 3
+    commonest = found.most_common(1)[0][0]
+    return commonest if commonest not in (1, 3) else max(bands for bands in found if bands in (1, 3))
 
 
 def counts(items: Sequence[Item], classes: int) -> list[int]:

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from vitral.data.augment import Augment, augment, random_generator
-from vitral.data.decode import BadPicture, Pixels, decode, read_header
-from vitral.data.items import Item
+from vitral.data.decode import BadPicture, Pixels, decode
+from vitral.data.items import Item, sample_headers
 from vitral.data.pixels import prepare
 from vitral.preprocess import Preprocess
 
@@ -89,14 +89,7 @@ class Pictures(TorchDataset[tuple[int, Tensor | str]]):
 
 def _is_worth_keeping(items: Sequence[Item], channels: int) -> bool:
     """Whether the pictures look small, by a few of them, and all together fit."""
-    try:
-        sizes = []
-        for item in items[:: max(1, len(items) // 16)][:16]:
-            content = item.source.read()
-            header = read_header(content) if isinstance(content, bytes) else None
-            sizes.append(header.height * header.width if header else content.shape[0] * content.shape[1])  # type: ignore[union-attr]
-    except BadPicture:
-        return False
+    sizes = [header.height * header.width for header in sample_headers(items, 16)]
     return bool(sizes) and max(sizes) <= SMALL_PICTURE and max(sizes) * channels * len(items) <= CACHE_BYTES
 
 

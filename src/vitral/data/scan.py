@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from vitral.data.decode import BadPicture, decode, read_header
-from vitral.data.items import Dataset, Item, counts
+from vitral.data.decode import BadPicture, Header, decode
+from vitral.data.items import Dataset, Item, counts, header_of, natural_channels
 
 MOST_LISTED = 1000
 
@@ -28,6 +28,8 @@ class Scan:
     splits: dict[str, int]
     per_class: dict[str, list[int]]
     """Pictures of each class, by split."""
+    channels: int = 3
+    """What a network for them would see: 1 is grey, 3 colours, others bands as they are."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Smallest, median and largest height and width."""
     aspects: dict[str, int] = field(default_factory=dict)
@@ -67,30 +69,21 @@ def scan(data: Dataset, *, most_bad: float = 0.01, decodes: bool = True) -> Iter
     )
     items = [(split, item) for split, members in data.splits.items() for item in members]
     seen: dict[bytes, list[tuple[str, Item]]] = {}
-    sides: list[tuple[int, int]] = []
-    modes: Counter[str] = Counter()
-    formats: Counter[str] = Counter()
+    headers: list[tuple[Item, Header]] = []
     for number, (split, item) in enumerate(items, 1):
         try:
             content = item.source.read()
             seen.setdefault(_digest(content), []).append((split, item))
-            if isinstance(content, bytes):
-                header = read_header(content)
-                if decodes:
-                    decode(content, header=header, channels=3 if data.channels in (1, 3) else data.channels)
-                sides.append((header.height, header.width))
-                modes[header.mode] += 1
-                formats[header.format] += 1
-            else:
-                sides.append((content.shape[0], content.shape[1]))
-                modes["grey" if content.shape[2] == 1 else "colour"] += 1
-                formats["built-in"] += 1
+            header = header_of(content)
+            if decodes and isinstance(content, bytes):
+                decode(content, header=header, channels=3 if header.bands == 1 else header.bands)
+            headers.append((item, header))
         except BadPicture as error:
             found.unreadable[item.key] = str(error)
         if number % 64 == 0:
             yield Progress(done=number, total=len(items))
-    found.modes, found.formats = dict(modes.most_common()), dict(formats.most_common())
-    _measure(found, sides)
+    _measure(found, [header for _, header in headers])
+    _find_odd_bands(found, headers)
     _compare(found, seen)
     _judge(found, data, len(items), most_bad)
     yield found
@@ -100,15 +93,32 @@ def _digest(content: Any) -> bytes:
     return hashlib.sha256(content if isinstance(content, bytes) else content.tobytes()).digest()
 
 
-def _measure(found: Scan, sides: Sequence[tuple[int, int]]) -> None:
-    if not sides:
+def _measure(found: Scan, headers: Sequence[Header]) -> None:
+    if not headers:
         return
+    found.modes = dict(Counter(header.mode for header in headers).most_common())
+    found.formats = dict(Counter(header.format for header in headers).most_common())
+    sides = [(header.height, header.width) for header in headers]
     heights, widths = sorted(height for height, _ in sides), sorted(width for _, width in sides)
     for name, values in (("height", heights), ("width", widths)):
         found.sizes |= {f"{name}_smallest": values[0], f"{name}_median": values[len(values) // 2]}
         found.sizes[f"{name}_largest"] = values[-1]
     kinds = Counter("square" if h * 0.95 <= w <= h * 1.05 else "wide" if w > h else "tall" for h, w in sides)
     found.aspects = dict(kinds.most_common())
+
+
+def _find_odd_bands(found: Scan, headers: Sequence[tuple[Item, Header]]) -> None:
+    """Pictures that are whole, but cannot stand beside the others."""
+    found.channels = natural_channels([header for _, header in headers])
+    for item, header in headers:
+        if header.bands == found.channels or {header.bands, found.channels} <= {1, 3}:
+            continue
+        try:
+            content = item.source.read()
+            if isinstance(content, bytes):
+                decode(content, channels=found.channels, header=header)
+        except BadPicture as error:
+            found.unreadable[item.key] = str(error)
 
 
 def _compare(found: Scan, seen: dict[bytes, list[tuple[str, Item]]]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from vitral.data.decode import BadPicture, decode
+from vitral.data.decode import BadPicture, decode_visible
 from vitral.data.items import Item
 
 CELL, GAP, LABEL, MOST_CLASSES = 96, 6, 150, 24
@@ -36,7 +36,7 @@ def _fit(draw: ImageDraw.ImageDraw, name: str, font: ImageFont.FreeTypeFont | Im
 def thumbnail(item: Item, size: int = CELL) -> Image.Image:
     """A picture, small; one that is smaller still is shown large, pixel by pixel."""
     content = item.source.read()
-    pixels = decode(content) if isinstance(content, bytes) else np.repeat(content[..., :1], 3, axis=2)
+    pixels = decode_visible(content) if isinstance(content, bytes) else np.repeat(content[..., :1], 3, axis=2)
     picture = Image.fromarray(np.ascontiguousarray(pixels))
     if max(picture.size) < size:
         scale = size // max(picture.size)

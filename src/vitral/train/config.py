@@ -194,7 +194,8 @@ def with_settings(config: TrainConfig | None, settings: Mapping[str, Any], origi
     known = setting_names()
     changes: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}
-    for name, value in settings.items():
+    for word, value in settings.items():
+        name = _SPELLED.get(word, word)  # from_weights=... in Python, where from is a keyword
         section, dot, rest = name.partition(".")
         if section == "network" and dot:
             inner.setdefault("network", {})[rest] = field_from_word(value) if isinstance(value, str) else value

@@ -8,14 +8,14 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from vitral.data.decode import BadPicture, read_header
-from vitral.data.items import Dataset, Item, counts
+from vitral.data.items import Dataset, Item, counts, natural_channels, sample_headers
 from vitral.devices import choose_device, choose_precision
 from vitral.errors import ConfigError
 from vitral.train.config import TrainConfig
 from vitral.train.events import Decided
 
 SMALL = 80
+_LOOKED_AT = 50
 _STEPS_FROM_SCRATCH, _STEPS_FROM_WEIGHTS = 4000, 600
 _LR = {  # optimiser: from scratch, all weights of a checkpoint, a few weights
     "sgd": (0.03, 0.01, 0.03),
@@ -79,11 +79,7 @@ class Decisions:
 
     def picture(self) -> None:
         if self.is_open("channels"):
-            if self.held is not None:
-                self.decide("channels", self.held.model.config.channels, "what the checkpoint was trained on")
-            else:
-                kind = "grey" if self.data.channels == 1 else "colour"
-                self.decide("channels", self.data.channels, f"the pictures are {kind}")
+            self.decide("channels", *self.bands())
         side = typical_side(self.train)
         if self.is_open("image_size"):
             if self.held is not None:
@@ -98,6 +94,16 @@ class Decisions:
                 self.decide("resize", "squash", "small pictures lose nothing that way")
             else:
                 self.decide("resize", "crop", "the centre of a photo, its aspect kept")
+
+    def bands(self) -> tuple[int, str]:
+        """Grey and colours can be made of each other; other bands are what the pictures have."""
+        natural = natural_channels(sample_headers(self.train, _LOOKED_AT))
+        if self.held is not None:
+            own = self.held.model.config.channels
+            if own == natural or {own, natural} <= {1, 3}:
+                return own, "what the checkpoint was trained on"
+        kind = {1: "are grey", 3: "are colour"}.get(natural, f"have {natural} bands")
+        return natural, f"the pictures {kind}"
 
     def size_from_scratch(self, side: int) -> tuple[int, str]:
         if side <= SMALL:
@@ -183,14 +189,7 @@ class Decisions:
 
 def typical_side(items: Sequence[Item]) -> int:
     """The median short side of some of the pictures."""
-    sides = []
-    for item in items[:: max(1, len(items) // 50)][:50]:
-        try:
-            content = item.source.read()
-            header = read_header(content) if isinstance(content, bytes) else None
-            sides.append(min(header.height, header.width) if header else min(content.shape[:2]))  # type: ignore[union-attr]
-        except BadPicture:
-            continue
+    sides = [min(header.height, header.width) for header in sample_headers(items, _LOOKED_AT)]
     if not sides:
         raise ConfigError("None of the pictures that were tried can be read.", hint="`vitral data` says why.")
     return int(median(sides))
