@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitral.data.items import import_pyarrow
+from vitral.data.parquet import import_pyarrow
 
 
 def write_features(path: Path, names: list[str], rows: list[np.ndarray], width: int) -> None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
 from vitral.data.decode import LIMITS, BadPicture, Header, Pixels, read_header
-from vitral.errors import missing_package
+from vitral.data.parquet import GROUPS
 
 SPLITS = {
     "train": "train",
@@ -83,24 +83,11 @@ class InTable:
     row: int
 
     def read(self) -> bytes:
-        cell = _column(self.path, self.column)[self.row].as_py()
+        cell = GROUPS.read_cell(self.path, self.column, self.row)
         content = cell.get("bytes") if isinstance(cell, dict) else cell
         if not isinstance(content, bytes):
             raise BadPicture("empty", "the cell holds no picture")
         return content
-
-
-@lru_cache(maxsize=8)
-def _column(path: str, column: str) -> Any:
-    return import_pyarrow().read_table(path, columns=[column], memory_map=True)[column]
-
-
-def import_pyarrow() -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise missing_package("pyarrow", "tables", "A Parquet table") from None
-    return pyarrow.parquet
 
 
 @dataclass(frozen=True, slots=True)

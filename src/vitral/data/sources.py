@@ -28,7 +28,7 @@ def open_data(data: str | Path) -> Dataset:
     if words.startswith("builtin:"):
         return open_builtin(words.removeprefix("builtin:"))
     if words.startswith("hf:"):
-        from vitral.data.tables import open_hub
+        from vitral.data.hub import open_hub
 
         return open_hub(words.removeprefix("hf:"))
     from vitral.data.shards import expand_braces, open_shards

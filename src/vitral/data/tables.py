@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitral.data.items import SPLITS, Dataset, InFile, InTable, Item, import_pyarrow, natural_order
-from vitral.errors import DataError, missing_package
+from vitral.data.items import SPLITS, Dataset, InFile, InTable, Item, natural_order
+from vitral.data.parquet import import_pyarrow
+from vitral.errors import DataError
 
 _PICTURES = ("image", "img", "file", "filename", "file_name", "path", "filepath", "image_path", "picture")
 _LABELS = ("label", "labels", "class", "target", "category", "fine_label")
@@ -19,7 +20,7 @@ Row = tuple[str, Any, object, str]
 def open_table(path: Path) -> Dataset:
     if not path.is_file():
         raise DataError(f"There is no table {path}.")
-    rows, names = _read_parquet(path, "train") if path.suffix.lower() == ".parquet" else (_read_csv(path), None)
+    rows, names = read_parquet(path, "train") if path.suffix.lower() == ".parquet" else (_read_csv(path), None)
     return build(path.stem, rows, names)
 
 
@@ -96,7 +97,8 @@ def _read_csv(path: Path) -> list[Row]:
     return rows
 
 
-def _read_parquet(path: Path, split: str) -> tuple[list[Row], list[str] | None]:
+def read_parquet(path: Path, split: str, key: str | None = None) -> tuple[list[Row], list[str] | None]:
+    """The rows of a file, and the names of its classes where it has them. A row is called ``key`` and its number."""
     parquet = import_pyarrow()
     try:
         schema = parquet.read_schema(path)
@@ -116,8 +118,8 @@ def _read_parquet(path: Path, split: str) -> tuple[list[Row], list[str] | None]:
     rows: list[Row] = []
     for row, value in enumerate(table[label]):
         source = InFile(str(path.parent / table[picture][row])) if is_text else InTable(str(path), picture, row)
-        key = table[picture][row] if is_text else f"{path.stem}/{row:06d}"
-        rows.append((key, source, value, str(table[part][row]) if part else split))
+        name = table[picture][row] if is_text else f"{key or path.stem}/{row:06d}"
+        rows.append((name, source, value, str(table[part][row]) if part else split))
     return rows, _class_names(schema, label)
 
 
@@ -139,38 +141,3 @@ def _class_names(schema: Any, label: str) -> list[str] | None:
         return [str(name) for name in names]
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def open_hub(repository: str) -> Dataset:
-    """A dataset repository: its Parquet files, from the cache where they are there."""
-    try:
-        from huggingface_hub import HfApi, constants, errors, hf_hub_download, try_to_load_from_cache
-    except ImportError:
-        raise missing_package("huggingface_hub", "hub", f"hf:{repository}") from None
-    import sys
-
-    try:
-        info = HfApi().dataset_info(repository, files_metadata=True)
-    except Exception as error:
-        kind = "is not on the hub" if isinstance(error, errors.RepositoryNotFoundError) else "cannot be reached"
-        raise DataError(
-            f"The dataset hf:{repository} {kind}: {str(error).splitlines()[0] if str(error) else ''}"
-        ) from error
-    files = {file.rfilename: file.size or 0 for file in info.siblings or () if file.rfilename.endswith(".parquet")}
-    if not files:
-        raise DataError(f"hf:{repository} holds no Parquet files.", hint="Download it and give its folder.")
-    cached = [isinstance(try_to_load_from_cache(repository, name, repo_type="dataset"), str) for name in files]
-    if missing := [name for name, there in zip(files, cached, strict=True) if not there]:
-        size = sum(files[name] for name in missing) / 1e6
-        print(
-            f"hf:{repository}: downloading {len(missing)} files ({size:,.1f} MB) to {constants.HF_HUB_CACHE}",
-            file=sys.stderr,
-        )
-    rows: list[Row] = []
-    names: list[str] | None = None
-    for name in sorted(files):
-        local = Path(hf_hub_download(repository, name, repo_type="dataset"))
-        split = next((word for word in ("train", "validation", "valid", "test") if word in Path(name).name), "train")
-        part, told = _read_parquet(local, split)
-        rows, names = rows + part, names or told
-    return build(repository.rpartition("/")[2], rows, names)
