@@ -86,7 +86,8 @@ class Predictor:
 
     def stream(self, pictures: "Iterable[Each]") -> "Iterator[tuple[Each, Prediction | Failure]]":
         """Each picture with what was found, in order, batch by batch; a bad one does not disturb the others."""
-        for picture, told in self._stream(pictures, lambda images: self.ready.answers(images)[1]):
+        self.ready.check_answers()
+        for picture, told in self._stream(pictures, lambda images: self.ready.probabilities(self.ready.logits(images))):
             yield picture, told if isinstance(told, Failure) else self._prediction(told)
 
     def features(self, pictures: "Iterable[Each]") -> "Iterator[tuple[Each, np.ndarray | Failure]]":

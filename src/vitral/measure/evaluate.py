@@ -119,6 +119,7 @@ def choose_pictures(ready: Ready, data: str | Path | None, *, needs_train: bool)
 
 
 def measure_answers(ready: Ready, asked: Asked, how: Options) -> Iterator[Progress | Evaluation]:
+    ready.check_answers()
     start = time.perf_counter()
     yield from (events := _Last(ask(ready, asked, how)))
     seconds, answers = time.perf_counter() - start, events.last
@@ -128,6 +129,7 @@ def measure_answers(ready: Ready, asked: Asked, how: Options) -> Iterator[Progre
         found = replace(found, real=by_real(answers, Path(how.real), len(ready.labels)))
     if how.against is not None:
         other = make_ready(how.against, device=how.device, precision=how.precision)
+        other.check_answers()
         yield from (events := _Last(ask(other, asked, how)))
         found = replace(found, against=difference(answers, events.last, ready, other, str(how.against)))
     yield found
@@ -142,7 +144,7 @@ def ask(ready: Ready, asked: Asked, how: Options) -> Iterator[Progress | Gathere
         has_names=ready.has_names,
         label_map=None if how.label_map is None else Path(how.label_map),
     )
-    return gather(make_loader(ready, items, asked.data, how), lambda images: ready.answers(images)[0])
+    return gather(make_loader(ready, items, asked.data, how), ready.logits)
 
 
 def make_loader(ready: Ready, items: Sequence[Item], data: Dataset, how: Options) -> Loader:

@@ -53,14 +53,12 @@ class Ready:
     def probabilities(self, logits: Tensor) -> Tensor:
         return logits.sigmoid() if self.multi_label else logits.softmax(dim=1)
 
-    def answers(self, images: Images) -> tuple[Tensor, Tensor]:
-        """Logits and probabilities; ConfigError for a model that has no answers."""
+    def check_answers(self) -> None:
+        """ConfigError for a model that has no answers."""
         if not self.model.config.num_classes:
             raise ConfigError("This model has no head, so it has features and no answers.", hint="vitral features ...")
         if self.model.config.pool == "none":
             raise ConfigError("This model answers for every token (pool='none'), not for a picture.")
-        logits = self.logits(images)
-        return logits, self.probabilities(logits)
 
     def _computing(self) -> AbstractContextManager[object]:
         return _Computing(self.device.type, self.precision)

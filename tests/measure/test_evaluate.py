@@ -1,0 +1,257 @@
+"""From a model and pictures to numbers: the same ones by every way in."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitral
+from tests.conftest import small_model
+from tests.data.pictures import class_folders
+from vitral.measure.truth import read_label_map
+from vitral.train.loop import train
+from vitral.weights.checkpoint import Checkpoint, default_preprocess
+
+TINY: dict[str, Any] = dict(
+    model="vit-pico4",
+    network=dict(width=48, depth=2, heads=3),
+    image_size=16,
+    batch_size=8,
+    epochs=6,
+    device="cpu",
+    optim=dict(name="adamw", lr=3e-3),
+)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "photos"
+    class_folders(folder, {"red": 24, "green": 24, "blue": 24}, size=(20, 16), split="train")
+    return class_folders(folder, {"red": 7, "green": 7, "blue": 7}, size=(20, 16), split="test")
+
+
+@pytest.fixture(scope="module")
+def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    list(train(photos, out=folder, **TINY))
+    return folder
+
+
+def checkpoint(labels: tuple[str, ...] | None, **fields: Any) -> Checkpoint:
+    model = small_model(num_classes=len(labels) if labels else 3, **fields)
+    return Checkpoint(model=model, preprocess=default_preprocess(model), labels=labels)
+
+
+def test_a_run_is_measured_on_what_it_held_out(run: Path, photos: Path) -> None:
+    told = json.loads((run / "report.json").read_text())["held_out"]
+    own = vitral.evaluate(run)
+    given = vitral.evaluate(run, photos)
+    folder = vitral.evaluate(run / "model.safetensors", photos / "test")
+    for found in (own, given, folder):
+        assert found.scores.images == 21
+        assert found.scores.top1 == told["top1"] > 0.9
+        assert found.scores.loss == pytest.approx(told["loss"], rel=1e-5)
+    assert own.confusion == told["confusion"]
+    assert own.split == "the data's own test split"
+    assert folder.split == "all pictures"
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 64])
+def test_the_last_partial_batch_counts(run: Path, batch_size: int) -> None:
+    found = vitral.evaluate(run, batch_size=batch_size)
+    assert found.scores.images == 21
+    assert found.scores.loss == pytest.approx(vitral.evaluate(run).scores.loss, rel=1e-5)
+
+
+def test_every_way_gives_the_same_probabilities(run: Path, photos: Path) -> None:
+    files = sorted((photos / "test").glob("*/*.png"))
+    predictor = vitral.Predictor(run)
+    several = predictor(files)
+    for file, found in zip(files, several, strict=True):
+        pillow = Image.open(file)
+        for picture in (file, str(file), file.read_bytes(), pillow, np.asarray(pillow)):
+            alone = predictor(picture)
+            assert [label for label, _ in alone.top(5)] == [label for label, _ in found.top(5)]
+            np.testing.assert_allclose(alone.probabilities, found.probabilities, atol=1e-5)
+    found = vitral.evaluate(run)
+    right = np.mean([file.parent.name == told.label for file, told in zip(files, several, strict=True)])
+    assert right == found.scores.top1
+    by_hand = -np.mean(
+        [np.log(p.probabilities[p.labels.index(f.parent.name)]) for f, p in zip(files, several, strict=True)]
+    )
+    assert found.scores.loss == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_classes_are_matched_by_name(run: Path, tmp_path: Path) -> None:
+    some = class_folders(tmp_path / "two", {"red": 4, "green": 4}, size=(16, 16))
+    (some / "red").rename(some / "zzz")
+    (some / "zzz").rename(some / "blue")  # the pictures are red, the truth now says blue
+    found = vitral.evaluate(run, some)
+    assert found.scores.images == 8
+    assert found.per_class[found.classes.index("blue")].recall == 0.0
+    assert found.confused[0] == ("blue", "red", 4)
+    other = class_folders(tmp_path / "other", {"cat": 2, "dog": 2}, size=(16, 16))
+    with pytest.raises(vitral.DataError, match=r"knows no 'cat'.*--label-map"):
+        vitral.evaluate(run, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("map.json", '{"n01": "red", "n02": "green"}'),
+        ("map.json", '{"n01": 2, "n02": 1}'),
+        ("map.txt", "n01 red\nn02 green\n"),
+        ("map.csv", "n01,red\nn02,green\n"),
+        ("synsets.txt", "n00 Azure, Blue\nn02 Green one\nn01 Red one\n"),
+    ],
+)
+def test_label_maps(run: Path, tmp_path: Path, name: str, text: str) -> None:
+    """The model's labels are blue, green, red."""
+    assert vitral.load(run / "model.safetensors").labels == ("blue", "green", "red")
+    data = class_folders(tmp_path / "data", {"n01": 5, "n02": 5}, size=(16, 16))
+    (tmp_path / name).write_text(text)
+    assert vitral.evaluate(run, data, label_map=tmp_path / name).scores.top1 == 1.0
+
+
+def test_label_maps_that_do_not_fit(run: Path, tmp_path: Path) -> None:
+    data = class_folders(tmp_path / "data", {"n01": 2, "n02": 2}, size=(16, 16))
+    for text, reason in (
+        ('{"n01": "red"}', "no line for the class 'n02'"),
+        ('{"n01": "pink", "n02": "red"}', "'pink' is none"),
+        ('{"n01": 7, "n02": 1}', "7 is none"),
+        ("[[1]]", "no line for the class"),
+        ('{"n01": []}', "JSON object"),
+        ("{", "no valid JSON"),
+    ):
+        (tmp_path / "map.json").write_text(text)
+        with pytest.raises(vitral.DataError, match=reason):
+            vitral.evaluate(run, data, label_map=tmp_path / "map.json")
+    with pytest.raises(vitral.DataError, match="cannot be read"):
+        read_label_map(tmp_path / "nothing.json")
+
+
+def test_real_labels_count_any_true_answer(run: Path, tmp_path: Path) -> None:
+    data = tmp_path / "val"
+    class_folders(data, {"red": 3, "green": 1}, size=(16, 16))
+    for number, path in enumerate(sorted(data.glob("*/*.png")), 1):  # green first
+        path.rename(path.with_name(f"ILSVRC2012_val_{number:08d}.png"))
+    (tmp_path / "real.json").write_text(json.dumps([[0], [0, 2], [1], []]))
+    found = vitral.evaluate(run, data, real=tmp_path / "real.json")
+    assert found.scores.top1 == 1.0
+    assert found.real == {"top1": pytest.approx(1 / 3), "images": 3}
+    names = {f"ILSVRC2012_val_{k:08d}": [1, 2] for k in range(1, 5)}
+    (tmp_path / "named.json").write_text(json.dumps(names))
+    assert vitral.evaluate(run, data, real=tmp_path / "named.json").real == {"top1": 1.0, "images": 4}
+    (tmp_path / "short.json").write_text("[[0]]")
+    with pytest.raises(vitral.DataError, match="no labels from 0 to 2"):
+        vitral.evaluate(run, data, real=tmp_path / "short.json")
+
+
+def test_two_models_on_the_same_pictures(run: Path) -> None:
+    labels = ("blue", "green", "red")
+    found = vitral.evaluate(run, against=checkpoint(labels))
+    told = found.against
+    assert told is not None
+    assert told["top1"] == pytest.approx(found.scores.top1 + told["difference"])
+    assert told["low"] <= told["difference"] <= told["high"]
+    assert told["disagreements"] == len(told["examples"]) > 0
+    assert all(one["first"] != one["second"] for one in told["examples"])
+    same = vitral.evaluate(run, against=run).against
+    assert same is not None
+    assert (same["difference"], same["is_clear"], same["disagreements"]) == (0.0, False, 0)
+
+
+def test_features_are_measured_by_neighbours_and_a_few_shots(run: Path) -> None:
+    found = vitral.evaluate(run, knn=5, few_shot=5)
+    assert found.knn is not None
+    assert found.few_shot is not None
+    assert found.knn["top1"] > 0.9
+    assert len(found.few_shot["seeds"]) == 3
+    assert found.few_shot["top1"] == pytest.approx(np.mean(found.few_shot["seeds"]))
+    assert json.loads(json.dumps(found.as_dict()))["knn"]["k"] == 5
+    with pytest.raises(vitral.ConfigError, match="measure features"):
+        vitral.evaluate(run, knn=5, temperature=True)
+
+
+def test_a_model_without_a_head_has_features_only(photos: Path) -> None:
+    model = small_model(num_classes=0)
+    bare = Checkpoint(model=model, preprocess=default_preprocess(model))
+    with pytest.raises(vitral.ConfigError, match="no head"):
+        vitral.evaluate(bare, photos)
+    found = vitral.evaluate(bare, photos, knn=3)
+    assert found.knn is not None
+    assert found.knn["top1"] > 0.6  # colours are in the features of any network
+
+
+def test_labels_without_names_are_matched_by_number(photos: Path) -> None:
+    assert vitral.evaluate(checkpoint(None), photos / "test").scores.images == 21
+    four = checkpoint(None)
+    data = photos / "test"
+    model = small_model(num_classes=4)
+    four = Checkpoint(model=model, preprocess=default_preprocess(model))
+    with pytest.raises(vitral.DataError, match="4 classes without names"):
+        vitral.evaluate(four, data)
+
+
+def test_temperature_scaling_mends_a_model_that_is_too_sure(run: Path, photos: Path) -> None:
+    loaded = vitral.load(run / "model.safetensors")
+    with torch.no_grad():
+        loaded.model.head.weight.normal_(std=4.0)  # sure of nonsense
+    found = vitral.evaluate(loaded, photos / "train", temperature=True)
+    assert found.calibration is not None
+    assert found.scaled is not None
+    assert found.scaled.temperature is not None
+    assert found.scaled.temperature > 1.5
+    assert found.scaled.error < found.calibration.error
+
+
+def test_pictures_that_cannot_be_read_do_not_count_and_are_named(run: Path, tmp_path: Path) -> None:
+    data = class_folders(tmp_path / "data", {"red": 5, "green": 5, "blue": 5}, size=(16, 16))
+    (data / "red" / "001.png").write_bytes(b"")
+    found = vitral.evaluate(run, data)
+    assert found.scores.images == 14
+    assert found.unreadable == (("red/001.png", "empty"),)
+
+
+def test_the_worst_mistakes_are_the_surest(photos: Path) -> None:
+    found = vitral.evaluate(checkpoint(("blue", "green", "red")), photos / "train")
+    assert 0 < len(found.mistakes) <= 12
+    sure = [mistake.probability for mistake in found.mistakes]
+    assert sure == sorted(sure, reverse=True)
+    assert all(mistake.truth != mistake.answer for mistake in found.mistakes)
+
+
+def test_multi_label_data(tmp_path: Path) -> None:
+    folder = class_folders(tmp_path / "p", {"red": 12, "green": 12, "blue": 12}, size=(16, 16))
+    rows = [f"{path.relative_to(tmp_path)},{path.parent.name}|any" for path in sorted(folder.glob("*/*.png"))]
+    (tmp_path / "labels.csv").write_text("image,labels\n" + "\n".join(rows) + "\n")
+    list(train(tmp_path / "labels.csv", out=tmp_path / "run", **{**TINY, "epochs": 12}))
+    found = vitral.evaluate(tmp_path / "run")
+    assert found.mean_average_precision is not None
+    assert found.mean_average_precision > 0.9
+    assert found.confusion is None
+    predictor = vitral.Predictor(tmp_path / "run")
+    probabilities = predictor(folder / "red" / "000.png").probabilities
+    assert probabilities.sum() > 1.3  # each label is a yes or no of its own
+    assert vitral.load(tmp_path / "run" / "model.safetensors").multi_label
+    page = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert page["held_out"]["mean_average_precision"] == pytest.approx(found.mean_average_precision)
+
+
+def test_other_data_than_the_runs_are_said(run: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    text = (copy / "config.toml").read_text()
+    changed = class_folders(tmp_path / "photos", {"red": 3, "green": 3}, size=(16, 16))
+    line = next(line for line in text.splitlines() if line.startswith("data ="))
+    (copy / "config.toml").write_text(text.replace(line, f'data = "{changed}"'))
+    with pytest.raises(vitral.DataError, match="are not those"):
+        vitral.evaluate(copy)
+    with pytest.raises(vitral.ConfigError, match="no data to measure on"):
+        vitral.evaluate(run / "model.safetensors")
