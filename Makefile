@@ -4,9 +4,9 @@ BIN := .venv/bin
 
 .PHONY: demo test check bench format clean
 
+# The main job on built-in data: about a minute of training, then numbers, answers and a report.
 demo: .venv/installed-core
-	$(BIN)/python examples/walk.py
-	$(BIN)/vitral models
+	@$(BIN)/python examples/demo.py
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest -n 2 $(TESTS)

@@ -14,6 +14,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").r
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Install, or run these very tests: tried by tests/journeys/test_wheel.py and by whoever runs them.
 NOT_RUN_HERE = (
+    "make demo",  # a minute of training: tests/journeys/test_demo.py does the same with fewer steps
     "make test",
     "make check",
     "make format",

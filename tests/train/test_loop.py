@@ -255,8 +255,9 @@ def test_native_sizes(tmp_path: Path) -> None:
 
 def test_a_golden_loss_curve(tmp_path: Path) -> None:
     """Thirty steps on the built-in digits. A change to the numbers shows here first."""
-    settings = dict(model="vit-pico7", network=dict(depth=2), batch_size=32, steps=30, workers=0, device="cpu")
-    events = train("builtin:digits", out=tmp_path / "run", optim=dict(lr=1e-3, warmup_steps=5), **settings)
+    network, optim = dict(depth=2, pool="token"), dict(name="adamw", lr=1e-3, warmup_steps=5)
+    settings = dict(model="vit-pico7", batch_size=32, steps=30, workers=0, device="cpu")
+    events = train("builtin:digits", out=tmp_path / "run", network=network, optim=optim, **settings)
     losses = [event.loss for event in events if isinstance(event, Stepped)]
     assert losses[0] == pytest.approx(2.302585, abs=1e-5)  # ln 10: the head starts at zero
     assert len(losses) == 30

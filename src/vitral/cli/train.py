@@ -118,7 +118,8 @@ def start(
     print_config: bool,
 ) -> Any:
     """The events of a run that is about to begin; None when only the settings were asked for."""
-    from vitral.train.config import as_toml, read_toml, recipe_path, with_settings
+    from vitral.train.config import as_toml
+    from vitral.train.layers import gather_layers
     from vitral.train.loop import train as run
     from vitral.train.loop import train_settled
 
@@ -126,25 +127,8 @@ def start(
         if recipe or config or (out is not None and out != resume):
             raise ConfigError("--resume goes on with a run as it is; leave --recipe, --config and --out out.")
         return run(data, resume=resume, **given)
-    if data is None:
-        raise ConfigError("There is no data to train on.", hint="vitral train builtin:digits, or a folder of yours.")
-    settled = with_settings(None, {"data": data}, "train")
-    layers = [(recipe_path(recipe or ("finetune" if "from" in given else "small")), "the recipe")]
-    if recipe is None and "from" not in given and not _is_small(data):
-        layers = []
-    layers += [(config, "--config")] if config else []
-    for path, origin in layers:
-        settled = with_settings(settled, read_toml(path), f"{origin} {path.name}")
-    settled = with_settings(settled, given, "the command line")
+    settled, opened = gather_layers(data, given, recipe=recipe, config=config, origin="the command line")
     if print_config:
         sys.stdout.write(as_toml(settled))
         return None
-    return train_settled(settled, out)
-
-
-def _is_small(data: str) -> bool:
-    from vitral.data.sources import open_data
-    from vitral.train.decide import SMALL, typical_side
-
-    items = open_data(data).splits.get("train", ())
-    return bool(items) and typical_side(items) <= SMALL
+    return train_settled(settled, out, opened)

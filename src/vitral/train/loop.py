@@ -41,6 +41,7 @@ from vitral.train.events import (
     Stepped,
     Warned,
 )
+from vitral.train.layers import gather_layers
 from vitral.train.learner import Learner, TrainingError
 from vitral.train.mixing import balanced_weights
 from vitral.train.schedule import factor
@@ -59,36 +60,34 @@ def train(
     *,
     out: str | Path | None = None,
     resume: str | Path | None = None,
-    config: TrainConfig | None = None,
+    recipe: str | None = None,
+    config: str | Path | None = None,
     **settings: Any,
 ) -> Iterator[Event]:
-    """Trains, and yields what happens. ``settings`` are those of TrainConfig; a section takes a dict.
+    """Trains, and yields what happens. ``settings`` are those of TrainConfig, a section takes a dict; ``recipe`` and
+    ``config`` (a TOML file) come before them, as on the command line.
 
     ``resume`` goes on with a run; settings may be repeated, and must then be the same."""
-    if resume is not None:
-        run, settled = reopen(Path(resume), data, settings)
-        if run.read_json(run.report):
-            yield Warned(message=f"{run.folder} is finished; there is nothing to go on with.")
-            told = run.read_json(run.report)
-            yield Finished(
-                folder=run.folder,
-                held_out=told["held_out"],
-                best_step=told["best_step"],
-                train_seconds=told["train_seconds"],
-            )
-            return
-        yield from Training(settled, run, resumed=True).run()
+    if resume is None:
+        settled, opened = gather_layers(data, flat(settings), recipe=recipe, config=config)
+        yield from train_settled(settled, out, opened)
         return
-    if config is None:
-        if data is None:
-            raise ConfigError("There is no data to train on.", hint="Give a folder, or resume=...")
-        config = with_settings(None, {"data": str(data), **flat(settings)}, "train")
-    yield from train_settled(config, out)
+    run, settled = reopen(Path(resume), data, settings)
+    if told := run.read_json(run.report):
+        yield Warned(message=f"{run.folder} is finished; there is nothing to go on with.")
+        yield Finished(
+            folder=run.folder,
+            held_out=told["held_out"],
+            best_step=told["best_step"],
+            train_seconds=told["train_seconds"],
+        )
+        return
+    yield from Training(settled, run, resumed=True).run()
 
 
-def train_settled(config: TrainConfig, out: str | Path | None = None) -> Iterator[Event]:
-    """A new run by settings that are complete."""
-    yield from Training(config, None if out is None else Path(out), resumed=False).run()
+def train_settled(config: TrainConfig, out: str | Path | None = None, data: Dataset | None = None) -> Iterator[Event]:
+    """A new run by settings that are complete; ``data`` is what they name, where it is open already."""
+    yield from Training(config, None if out is None else Path(out), resumed=False, data=data).run()
 
 
 def tell_splits(splits: Splits) -> list[Decided]:
@@ -125,8 +124,9 @@ def reopen(folder: Path, data: str | Path | None, settings: dict[str, Any]) -> t
 class Training:
     """One run, from settings to a model on disk."""
 
-    def __init__(self, config: TrainConfig, place: Run | Path | None, *, resumed: bool):
+    def __init__(self, config: TrainConfig, place: Run | Path | None, *, resumed: bool, data: Dataset | None = None):
         self.config, self.place, self.resumed = config, place, resumed
+        self.data: Dataset = data or open_data(config.data)
         self.step = self.seen = self.bad_pictures = 0
         self.best, self.best_step, self.best_epoch = -1.0, 0, -1
         self.loss_sum, self.loss_steps = 0.0, 0
@@ -153,7 +153,6 @@ class Training:
 
     def settle(self) -> Iterator[Event]:
         """The data, what of them is held out, and every setting that was left open."""
-        self.data: Dataset = open_data(self.config.data)
         other = None if self.config.val is None else open_data(self.config.val)
         yield from (Warned(message=note) for note in self.data.notes)
         if len(self.data.classes) < 2:

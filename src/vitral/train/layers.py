@@ -1,0 +1,42 @@
+"""Where settings come from, each layer over the one before: defaults, the recipe, a file, what was said."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitral.data.items import Dataset
+from vitral.data.sources import open_data
+from vitral.errors import ConfigError
+from vitral.train.config import TrainConfig, read_toml, recipe_path, with_settings
+from vitral.train.decide import SMALL, typical_side
+
+
+def gather_layers(
+    data: str | Path | None,
+    given: Mapping[str, Any],
+    *,
+    recipe: str | None = None,
+    config: str | Path | None = None,
+    origin: str = "train",
+) -> tuple[TrainConfig, Dataset | None]:
+    """The settings of a new run, and the data where they had to be opened for it.
+
+    Without a recipe, ``finetune`` is taken for a checkpoint and ``small`` for small pictures."""
+    in_file = {} if config is None else read_toml(Path(config))
+    place = str(data) if data is not None else in_file.get("data") or given.get("data")
+    if not place:
+        raise ConfigError("There is no data to train on.", hint="vitral train builtin:digits, or a folder of yours.")
+    opened = None
+    starts_from_weights = any(layer.get(name) for layer in (in_file, given) for name in ("from", "from_weights"))
+    if recipe is None and starts_from_weights:
+        recipe = "finetune"
+    elif recipe is None:
+        opened = open_data(place)
+        items = opened.splits.get("train", ())
+        recipe = "small" if items and typical_side(items) <= SMALL else None
+    settled = with_settings(None, {"data": place}, origin)
+    if recipe is not None:
+        path = recipe_path(recipe)
+        settled = with_settings(settled, read_toml(path), f"the recipe {path.name}")
+    settled = with_settings(settled, in_file, f"--config {config}")
+    return with_settings(settled, {**given, "data": place}, origin), opened
