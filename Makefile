@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench format clean
+.PHONY: demo test soak check bench format clean
 
 # The main job on built-in data: about a minute of training, then numbers, answers and a report.
 demo: .venv/installed-core
@@ -10,6 +10,10 @@ demo: .venv/installed-core
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest -n 2 $(TESTS)
+
+# What takes many minutes: fifty killed runs, ten thousand predictions.
+soak: .venv/installed-dev
+	$(BIN)/python -m pytest -m soak -s tests/faults
 
 check: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -22,6 +26,7 @@ bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks.mixed_sizes
 	$(BIN)/python -m benchmarks.load
 	$(BIN)/python -m benchmarks.loader
+	$(BIN)/python -m benchmarks.scan
 	$(BIN)/python -m benchmarks.train_step
 
 format: .venv/installed-dev

@@ -1,6 +1,6 @@
 """One image walks through a small Vision Transformer: the shape after every step.
 
-Run it with ``make demo``, or ``python examples/walk.py vit-b16`` for another model.
+Run it with ``python examples/walk.py``, or ``python examples/walk.py vit-b16`` for another model.
 """
 
 import sys

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vitral.predict import Prediction as Prediction
     from vitral.predict import Predictor as Predictor
     from vitral.preprocess import Preprocess as Preprocess
+    from vitral.show.report import write_report as write_report
     from vitral.weights.checkpoint import Checkpoint as Checkpoint
     from vitral.weights.load import load as load
     from vitral.weights.report import Report as Report
@@ -52,6 +53,7 @@ _HOME = {
     "load": "weights.load",
     "record_attention": "model.record",
     "save": "weights.save",
+    "write_report": "show.report",
 }
 __all__ = [
     "Checkpoint",
@@ -76,6 +78,7 @@ __all__ = [
     "record_attention",
     "save",
     "train",  # pyright: ignore[reportUnsupportedDunderAll]
+    "write_report",
 ]
 
 

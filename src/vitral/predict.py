@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Each = TypeVar("Each", bound=Picture)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Prediction:
     """What a model says about one picture."""
 

@@ -5,6 +5,7 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +28,24 @@ class Run:
         self.card = folder / "card.md"
         self.losses = folder / "losses.csv"
         self.plots = folder / "plots"
+        self.tensorboard = folder / "tensorboard"
         self.skipped = folder / "skipped.txt"
         self.log = folder / "log.txt"
 
     @classmethod
     def create(cls, folder: Path | None, data: str, model: str) -> "Run":
         """A new folder; an existing run is never written over."""
-        if folder is None:
-            name, number = f"{data}-{model}".replace("/", "-"), 1
-            while (Path("runs") / f"{name}-{number}").exists():
-                number += 1
-            folder = Path("runs") / f"{name}-{number}"
-        if folder.exists() and any(folder.iterdir()):
-            raise ConfigError(
-                f"{folder} is there already, and a run never overwrites another.",
-                hint=f"Give another --out, or continue it: vitral train --resume {folder}",
-            )
         try:
+            if folder is None:
+                return cls(_next_folder(f"{data}-{model}".replace("/", "-")))
+            if folder.exists() and any(folder.iterdir()):
+                raise ConfigError(
+                    f"{folder} is there already, and a run never overwrites another.",
+                    hint=f"Give another --out, or continue it: vitral train --resume {folder}",
+                )
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"The run folder {folder} cannot be made: {error.strerror}.") from error
+            raise ConfigError(f"The run folder {folder or 'runs'} cannot be made: {error.strerror}.") from error
         return cls(folder)
 
     @classmethod
@@ -77,11 +76,17 @@ class Run:
     def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
         """Whole or not at all."""
         aside = path.with_name(f".{path.name}.tmp")
-        aside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        with aside.open("w", encoding="utf-8") as stream:
+            stream.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
         os.replace(aside, path)
 
     def read_json(self, path: Path) -> dict[str, Any]:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        try:
+            return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        except ValueError as error:
+            raise ConfigError(f"{path} is damaged: {error}.") from error
 
     def add_row(self, table: Path, row: Mapping[str, Any]) -> None:
         is_new = not table.exists()
@@ -101,17 +106,39 @@ class Run:
         """Forgets rows of steps that a resumed run will do again."""
         for table in (self.metrics, self.losses):
             rows = [row for row in self.read_rows(table) if _step(row) <= until_step]
-            table.unlink(missing_ok=True)
+            aside = table.with_name(f".{table.name}.tmp")
+            aside.unlink(missing_ok=True)
             for row in rows:
-                self.add_row(table, row)
+                self.add_row(aside, row)
+            if rows:
+                os.replace(aside, table)
+            else:
+                table.unlink(missing_ok=True)
 
-    def add_log(self, line: str) -> None:
+    def add_log(self, *lines: str) -> None:
+        now = datetime.now().isoformat(sep=" ", timespec="seconds")
         with self.log.open("a", encoding="utf-8") as stream:
-            stream.write(line + "\n")
+            stream.writelines(f"{now} {line}\n" for line in lines)
 
     def add_skipped(self, key: str, reason: str) -> None:
+        """Each once, also when a resumed run comes by again."""
+        line = f"{key}\t{reason}"
+        if self.skipped.exists() and line in self.skipped.read_text(encoding="utf-8").split("\n"):
+            return
         with self.skipped.open("a", encoding="utf-8") as stream:
             stream.write(f"{key}\t{reason}\n")
+
+
+def _next_folder(name: str) -> Path:
+    """runs/NAME-1, or the next one that nobody has; also when two runs start at once."""
+    number = 1
+    while True:
+        folder = Path("runs") / f"{name}-{number}"
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
 
 
 def _step(row: Mapping[str, Any]) -> float:

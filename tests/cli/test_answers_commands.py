@@ -42,7 +42,7 @@ def model(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def rows_of(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines()]
+    return [json.loads(line) for line in text.split("\n") if line]
 
 
 def test_evaluate_in_three_formats(model: str) -> None:
@@ -164,7 +164,6 @@ def test_predict_survives_kill_9(model: str, photos: Path, tmp_path: Path) -> No
         "--resume",
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    lengths = []
     for _ in range(3):
         process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=environment)
         assert process.stdin is not None
@@ -177,13 +176,65 @@ def test_predict_survives_kill_9(model: str, photos: Path, tmp_path: Path) -> No
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        lengths.append(out.stat().st_size)
     assert len(rows_of("\n".join(out.read_text().splitlines()[:-1]))) < len(files)
     done = subprocess.run(command, input=listed, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     rows = rows_of(out.read_text())
     assert [row["file"] for row in rows] == files
     assert all(row["label"] == Path(row["file"]).parent.name for row in rows)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_predict_beside_a_bar_on_a_terminal(model: str, photos: Path) -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "vitral", "predict", model, str(photos), "--batch-size", "4"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment)
+    os.close(theirs)
+    out, _ = process.communicate(timeout=120)
+    shown = b""
+    try:
+        while part := os.read(ours, 65536):
+            shown += part
+    except OSError:  # the other side is closed
+        pass
+    os.close(ours)
+    assert process.returncode == 0, shown
+    assert len(out.splitlines()) == 60
+    assert b"predicting" in shown
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are bytes on Linux only")
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_a_name_that_is_no_text_has_its_row(model: str, photos: Path, tmp_path: Path, suffix: str) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    content = (photos / "red" / "000.png").read_bytes()
+    Path(os.fsdecode(bytes(folder) + b"/caf\xe9.png")).write_bytes(content)
+    (folder / "a\u2028b.png").write_bytes(content)
+    out = tmp_path / f"rows{suffix}"
+    assert run("predict", model, str(folder), "--out", str(out)).returncode == 0
+    assert [label for _, label in names_in(out)] == ["red", "red"]
+    assert run("predict", model, str(folder), "--out", str(out), "--resume").returncode == 0
+    assert len(names_in(out)) == 2
+    assert run("predict", model, str(folder)).returncode == 0
+
+
+def test_resuming_touches_no_other_file(model: str, photos: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.json"
+    notes.write_text('{"mine": 1}')
+    done = run("predict", model, str(photos), "--out", str(notes), "--resume")
+    assert done.returncode == 2
+    assert notes.read_text() == '{"mine": 1}'
+    rows = tmp_path / "rows.csv"
+    assert run("predict", model, str(photos / "red"), "--out", str(rows), "--top", "2").returncode == 0
+    other = run("predict", model, str(photos / "red"), "--out", str(rows), "--top", "1", "--resume")
+    assert other.returncode == 2
+    assert "made with --top 2" in other.stderr
+    assert run("predict", "nowhere", str(photos), "--out", str(tmp_path / "new.csv")).returncode == 2
+    assert not (tmp_path / "new.csv").exists()
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".parquet"])

@@ -16,6 +16,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOT_RUN_HERE = (
     "make demo",  # a minute of training: tests/journeys/test_demo.py does the same with fewer steps
     "make test",
+    "make soak",
     "make check",
     "make format",
     "python3 -m venv",
@@ -49,7 +50,8 @@ def test_blocks(page: Path, tmp_path: Path) -> None:
 
 def commands(page: Path) -> list[str]:
     lines = [line.split("  #")[0].strip() for code in blocks(page, "sh") for line in code.splitlines()]
-    return [line for line in lines if line and not line.startswith(("#", *NOT_RUN_HERE))]
+    own = [line for line in lines if " photos" not in line]  # the reader's pictures
+    return [line for line in own if line and not line.startswith(("#", *NOT_RUN_HERE))]
 
 
 def run(words: list[str], folder: Path) -> None:

@@ -86,6 +86,25 @@ def test_every_way_gives_the_same_probabilities(run: Path, photos: Path) -> None
     assert found.scores.loss == pytest.approx(by_hand, rel=1e-4)
 
 
+def test_odd_pictures_do_not_disturb_the_others(run: Path, photos: Path, tmp_path: Path) -> None:
+    good = photos / "test" / "red" / "000.png"
+    pixels = np.asarray(Image.open(good))
+    predictor = vitral.Predictor(run)
+    expected = predictor(good)
+    mirrored = predictor(np.ascontiguousarray(pixels[:, ::-1])[:, ::-1])  # as OpenCV's users turn BGR around
+    np.testing.assert_allclose(mirrored.probabilities, expected.probabilities, atol=1e-6)
+    alpha = np.dstack([pixels, np.full(pixels.shape[:2], 255, np.uint8)])
+    np.testing.assert_allclose(predictor(alpha).probabilities, expected.probabilities, atol=1e-6)
+    (tmp_path / "cut.png").write_bytes(good.read_bytes()[:-200])
+    with Image.open(tmp_path / "cut.png") as cut:
+        told = list(predictor.stream([cut, good, np.zeros((2, 2, 9)), b""]))
+    assert [type(found).__name__ for _, found in told] == ["Failure", "Prediction", "Failure", "Failure"]
+    with pytest.raises(vitral.DataError, match="cannot be used: empty"):
+        predictor(b"")
+    with pytest.raises(vitral.DataError, match="and this is int"):
+        predictor(3)  # type: ignore[call-overload]
+
+
 def test_classes_are_matched_by_name(run: Path, tmp_path: Path) -> None:
     some = class_folders(tmp_path / "two", {"red": 4, "green": 4}, size=(16, 16))
     (some / "red").rename(some / "zzz")
@@ -104,6 +123,7 @@ def test_classes_are_matched_by_name(run: Path, tmp_path: Path) -> None:
     [
         ("map.json", '{"n01": "red", "n02": "green"}'),
         ("map.json", '{"n01": 2, "n02": 1}'),
+        ("map.txt", "n01 2\nn02 1\n"),
         ("map.txt", "n01 red\nn02 green\n"),
         ("map.csv", "n01,red\nn02,green\n"),
         ("synsets.txt", "n00 Azure, Blue\nn02 Green one\nn01 Red one\n"),
@@ -123,6 +143,7 @@ def test_label_maps_that_do_not_fit(run: Path, tmp_path: Path) -> None:
         ('{"n01": "red"}', "no line for the class 'n02'"),
         ('{"n01": "pink", "n02": "red"}', "'pink' is none"),
         ('{"n01": 7, "n02": 1}', "7 is none"),
+        ('{"n01": "red", "n02": "green", "n03": "bleu"}', "'bleu' is none"),  # one slip does not change the meaning
         ("[[1]]", "no line for the class"),
         ('{"n01": []}', "JSON object"),
         ("{", "no valid JSON"),
@@ -132,6 +153,8 @@ def test_label_maps_that_do_not_fit(run: Path, tmp_path: Path) -> None:
             vitral.evaluate(run, data, label_map=tmp_path / "map.json")
     with pytest.raises(vitral.DataError, match="cannot be read"):
         read_label_map(tmp_path / "nothing.json")
+    (tmp_path / "spaces.csv").write_text("golden retriever, 207\n")
+    assert read_label_map(tmp_path / "spaces.csv") == [("golden retriever", "207")]
 
 
 def test_real_labels_count_any_true_answer(run: Path, tmp_path: Path) -> None:
@@ -185,6 +208,41 @@ def test_a_model_without_a_head_has_features_only(photos: Path) -> None:
     found = vitral.evaluate(bare, photos, knn=3)
     assert found.knn is not None
     assert found.knn["top1"] > 0.6  # colours are in the features of any network
+
+
+def test_pictures_that_were_trained_on_are_never_measured_on(tmp_path: Path) -> None:
+    """Also when others were added since: a hash of the names decides, so nobody changes sides."""
+    data = class_folders(tmp_path / "data", {"red": 20, "green": 20}, size=(16, 16))
+    list(train(data, out=tmp_path / "run", **{**TINY, "epochs": 1}))
+    assert vitral.evaluate(tmp_path / "run", data).split == "a fifth of each class, by name"
+    class_folders(data, {"red": 26, "green": 26}, size=(16, 16))
+    found = vitral.evaluate(tmp_path / "run", data)
+    assert found.split == "a fifth of each class, by name"
+    assert found.scores.images < 20
+    with pytest.raises(vitral.DataError, match="are not those"):
+        vitral.evaluate(tmp_path / "run")
+
+
+def test_memory_does_not_hold_the_pictures(run: Path, photos: Path) -> None:
+    import weakref
+
+    from vitral.data.loader import Loader, Pictures
+    from vitral.data.sources import open_data
+    from vitral.measure.predictions import gather
+    from vitral.measure.ready import make_ready
+
+    ready = make_ready(run)
+    items = open_data(photos).splits["test"]
+    loader = Loader(pictures=Pictures(items, ready.preprocess), batch_size=4, classes=3)
+    batches: list[weakref.ref[object]] = []
+
+    def compute(images: Any) -> torch.Tensor:
+        batches.append(weakref.ref(images))
+        return ready.logits(images)
+
+    alive = [sum(batch() is not None for batch in batches) for _ in gather(loader, compute)]
+    assert len(batches) == 6
+    assert max(alive) <= 2
 
 
 def test_labels_without_names_are_matched_by_number(photos: Path) -> None:
@@ -255,3 +313,12 @@ def test_other_data_than_the_runs_are_said(run: Path, tmp_path: Path) -> None:
         vitral.evaluate(copy)
     with pytest.raises(vitral.ConfigError, match="no data to measure on"):
         vitral.evaluate(run / "model.safetensors")
+
+
+@pytest.mark.parametrize("dialect", ["native", "timm", "huggingface", "torchvision"])
+def test_checkpoints_remember_that_labels_may_be_several(tmp_path: Path, dialect: str) -> None:
+    model = small_model(image_size=16)
+    kept = Checkpoint(model=model, preprocess=default_preprocess(model), multi_label=True)
+    vitral.save(kept, tmp_path / "x.safetensors", dialect=dialect)
+    assert vitral.load(tmp_path / "x.safetensors").multi_label
+    assert not vitral.load(tmp_path / "x.safetensors", num_classes=3).multi_label  # a fresh head has no past

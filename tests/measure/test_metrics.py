@@ -59,7 +59,7 @@ def test_confusion_and_every_class_equal_scikit_learns() -> None:
     predicted = logits.argmax(1)
     table = confusion(predicted, labels, 8)
     assert np.array_equal(table, confusion_matrix(labels, predicted, labels=range(8)))
-    found = per_class(table)
+    found = per_class(predicted, labels, 8)
     keywords = dict(labels=range(8), average=None, zero_division=np.nan)
     for name, scorer in (("precision", precision_score), ("recall", recall_score), ("f1", f1_score)):
         mine = [getattr(one, name) for one in found]
@@ -132,10 +132,23 @@ def test_a_difference_is_paired() -> None:
     found = compare(first, second)
     assert (found.only_first, found.only_second, found.both, found.neither) == (2, 12, 78, 8)
     assert found.difference == pytest.approx(0.10)
-    reach = 1.959963984540054 * sqrt((2 + 12) / 100 - 0.1**2) / 10
-    assert (found.low, found.high) == pytest.approx((0.1 - reach, 0.1 + reach))
+    assert found.low < 0.1 < found.high
     assert found.is_clear
     assert not compare(first, first).is_clear
+    assert compare(first, first).high > 0  # nothing is certain after a hundred pictures
+    assert not compare(torch.tensor([0, 0, 1]), torch.tensor([1, 1, 1])).is_clear
+    assert not compare(torch.tensor([0]), torch.tensor([1])).is_clear
+
+
+def test_the_interval_of_a_difference_holds_the_truth_about_95_times_in_100() -> None:
+    random = np.random.default_rng(0)
+    inside = []
+    for both, first, second, neither in random.multinomial(150, [0.75, 0.05, 0.10, 0.10], 1500):
+        right = [1] * both + [1] * first + [0] * second + [0] * neither
+        other = [1] * both + [0] * first + [1] * second + [0] * neither
+        found = compare(torch.tensor(right), torch.tensor(other))
+        inside.append(found.low <= 0.05 <= found.high)
+    assert 0.93 < np.mean(inside) < 0.985
 
 
 def test_multi_label_scores() -> None:

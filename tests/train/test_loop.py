@@ -106,7 +106,7 @@ EVERYTHING: dict[str, Any] = dict(
 )
 
 
-@pytest.mark.parametrize("stop", [1, 4, 7, 11])
+@pytest.mark.parametrize("stop", [1, 4, 5, 7, 11, 15])  # 5 and 15: an epoch ends, and the run
 def test_a_run_that_is_left_and_resumed_is_the_same_run(folder: Path, tmp_path: Path, stop: int) -> None:
     """Left at a step by a signal, resumed, and compared with one that was not disturbed, with everything on."""
     run(folder, tmp_path / "whole", **EVERYTHING)
@@ -123,6 +123,9 @@ def test_a_run_that_is_left_and_resumed_is_the_same_run(folder: Path, tmp_path: 
     assert last(resumed, Began).step == stop
     same(tmp_path / "whole", tmp_path / "parts")
     assert (tmp_path / "whole" / "metrics.csv").read_text() == (tmp_path / "parts" / "metrics.csv").read_text()
+    assert (tmp_path / "whole" / "losses.csv").read_text() == (tmp_path / "parts" / "losses.csv").read_text()
+    whole, parts = (json.loads((tmp_path / name / "report.json").read_text()) for name in ("whole", "parts"))
+    assert whole["held_out"]["loss"] == parts["held_out"]["loss"]
     assert json.loads((tmp_path / "parts" / "manifest.json").read_text())["resumes"] == [stop]
 
 

@@ -16,6 +16,7 @@ from vitral.train.config import (
     recipe_path,
     with_settings,
 )
+from vitral.train.layers import gather_layers
 
 
 def test_there_and_back(tmp_path: Path) -> None:
@@ -98,3 +99,16 @@ def test_the_papers_recipes_say_what_the_paper_says() -> None:
 def test_an_unknown_recipe() -> None:
     with pytest.raises(vitral.ConfigError, match="Did you mean 'paper-jft'"):
         recipe_path("paper-jtf")
+
+
+def test_how_long_to_train_is_said_in_one_way_and_the_latest_counts() -> None:
+    def length(**given: object) -> tuple[object, object, object]:
+        settled, _ = gather_layers("builtin:digits", given, recipe="digits")
+        return settled.steps, settled.epochs, settled.minutes
+
+    assert length() == (read_toml(recipe_path("digits"))["steps"], "auto", None)
+    assert length(epochs=3) == (None, 3.0, None)
+    assert length(minutes=5) == (None, "auto", 5.0)
+    assert length(steps=7) == (7, "auto", None)
+    with pytest.raises(vitral.ConfigError, match="epochs and minutes both say"):
+        length(epochs=3, minutes=5)

@@ -6,7 +6,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitral.errors import ConfigError
 from vitral.show.console import Format, show_json, show_lines
 
 
@@ -29,13 +28,13 @@ def features(
     images
         Pictures, folders, patterns, or - for paths on standard input.
     """
-    from vitral.data.embeddings import write_features
+    from vitral.data.embeddings import check_target, write_features
     from vitral.data.files import find_pictures
     from vitral.predict import Failure, Predictor
+    from vitral.show.predictions import visible, writable
     from vitral.show.progress import progress_bar
 
-    if out.suffix.lower() not in (".npz", ".parquet"):
-        raise ConfigError(f"--out {out} must end in .npz or .parquet.")
+    check_target(out)
     files = find_pictures(images, sys.stdin)
     predictor = Predictor(run, device=device, precision=precision, batch_size=batch_size)
     names, rows, failures = [], [], []
@@ -44,7 +43,7 @@ def features(
             if isinstance(told, Failure):
                 failures.append((file, told.reason))
             else:
-                names.append(file)
+                names.append(writable(file))
                 rows.append(told)
             move(number, len(files))
     write_features(out, names, rows, width=predictor.ready.feature_width)
@@ -53,6 +52,6 @@ def features(
         show_json({**told, "failures": [{"file": file, "error": reason} for file, reason in failures]})
     elif format == "human":
         show_lines([f"{out}: {len(rows):,} pictures, {told['width']} numbers each"])
-        show_lines(f"left out: {file} ({reason})" for file, reason in failures)
+        show_lines(f"left out: {visible(file)} ({reason})" for file, reason in failures)
     if failures:
         sys.exit(3)

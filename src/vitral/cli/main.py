@@ -56,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _let_go_of_the_pipe()
         raise
     except OSError as error:
-        _leave(1, f"The result could not be written: {error.strerror}.", debug, error)
+        where = f" {error.filename}" if error.filename else ""
+        _leave(1, f"The system refused{where}: {error.strerror or error}.", debug, error)
 
 
 def _let_go_of_the_pipe() -> None:

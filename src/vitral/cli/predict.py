@@ -42,12 +42,10 @@ def predict(
     if resume and out is None:
         raise ConfigError("--resume goes on with a file, and there is no --out.")
     files = find_pictures(images, sys.stdin)
-    failed = 0
-    with open_rows(out, format, top, resume=resume) as rows:
-        rows.check(files)
-        predictor = Predictor(run, device=device, precision=precision, batch_size=batch_size)
-        rest = files[rows.done :]
-        failed += rows.failed
+    predictor = Predictor(run, device=device, precision=precision, batch_size=batch_size)
+    predictor.ready.check_answers()
+    with open_rows(out, format, top, files, resume=resume) as rows:
+        rest, failed = files[rows.done :], rows.failed
         with progress_bar("predicting", quiet=format != "human" or len(rest) <= batch_size) as move:
             for number, (file, told) in enumerate(predictor.stream(rest), rows.done + 1):
                 if isinstance(told, Failure):

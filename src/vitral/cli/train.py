@@ -46,7 +46,7 @@ def train(
         A folder of class folders (with or without train, val, test), a CSV or Parquet table, tar shards, hf:owner/name,
         or builtin:digits.
     """
-    from vitral.show.report import write_page
+    from vitral.show.report import write_report
     from vitral.show.tensorboard import has_curves, with_tensorboard
     from vitral.show.training import show_settings, shower
 
@@ -76,7 +76,7 @@ def train(
     if isinstance(finished, dict) and "signal" in finished:
         sys.exit(SIGNAL_CODES.get(finished["signal"], 1))
     if finished is not None:
-        write_page(finished["folder"])
+        write_report(finished["folder"])
     if format == "json" and finished is not None:
         show_json(finished)
 

@@ -347,7 +347,13 @@ def from_pillow(image: Image.Image, channels: int = 3, *, background: int = 255,
     """Pixels of somebody's Pillow image, upright."""
     header = _header_of(image, image.format or "image")
     _check_size(header, limits)
-    return _upright(_convert(image, channels, background) if channels in (1, 3) else _bands(image, channels), header)
+    try:
+        pixels = _convert(image, channels, background) if channels in (1, 3) else _bands(image, channels)
+    except BadPicture:
+        raise
+    except Exception as error:  # Pillow decodes now, and its decoders raise nearly anything
+        raise BadPicture("corrupt", str(error)) from error
+    return _upright(pixels, header)
 
 
 def from_array(array: np.ndarray, channels: int = 3, *, background: int = 255, limits: Limits = LIMITS) -> Pixels:

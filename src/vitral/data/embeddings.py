@@ -5,6 +5,19 @@ from pathlib import Path
 import numpy as np
 
 from vitral.data.parquet import import_pyarrow
+from vitral.errors import ConfigError
+
+
+def check_target(path: Path) -> None:
+    """ConfigError before the work, not after it."""
+    if path.suffix.lower() not in (".npz", ".parquet"):
+        raise ConfigError(f"--out {path} must end in .npz or .parquet.")
+    if path.exists():
+        raise ConfigError(f"{path} is there already.", hint="Give another name.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"There is no folder {path.parent} for --out.")
+    if path.suffix.lower() == ".parquet":
+        import_pyarrow()
 
 
 def write_features(path: Path, names: list[str], rows: list[np.ndarray], width: int) -> None:

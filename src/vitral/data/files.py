@@ -1,5 +1,6 @@
 """From what a person types to picture files: paths, folders, patterns, or a list on standard input."""
 
+import os
 from collections.abc import Iterable, Sequence
 from glob import glob, has_magic
 from pathlib import Path
@@ -18,13 +19,13 @@ def find_pictures(words: Sequence[str], standard_input: Iterable[str]) -> list[s
     for word in words:
         if word in STANDARD_INPUT:
             found += [line.rstrip("\r\n") for line in standard_input if line.strip()]
-        elif Path(word).is_dir():
+        elif os.path.isdir(word):
             inside = [str(path) for path in pictures_below(Path(word))]
             if not inside:
                 raise DataError(f"There are no pictures in {word}.")
             found += inside
-        elif has_magic(word) and not Path(word).exists():
-            matching = sorted(path for path in glob(word, recursive=True) if Path(path).is_file())
+        elif has_magic(word) and not os.path.exists(word):
+            matching = sorted(path for path in glob(word, recursive=True) if os.path.isfile(path))
             if not matching:
                 raise DataError(f"Nothing matches {word}.")
             found += matching

@@ -60,9 +60,12 @@ class InTar:
     size: int
 
     def read(self) -> bytes:
-        stream = _open(self.path, os.getpid())
-        stream.seek(self.offset)
-        content = stream.read(self.size)
+        try:
+            stream = _open(self.path, os.getpid())
+            stream.seek(self.offset)
+            content = stream.read(self.size)
+        except OSError as error:
+            raise BadPicture("unreadable", error.strerror or str(error)) from error
         if len(content) < self.size:
             raise BadPicture("truncated", "the shard ends before the picture does")
         return content
@@ -182,4 +185,4 @@ def counts(items: Sequence[Item], classes: int) -> list[int]:
 
 def natural_order(name: str) -> tuple[object, ...]:
     """class2 before class10."""
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name))
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name))

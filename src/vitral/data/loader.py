@@ -6,7 +6,7 @@ Which pictures are in a batch is a function of (seed, epoch, number of the batch
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,19 @@ def _is_worth_keeping(items: Sequence[Item], channels: int) -> bool:
     return bool(sizes) and max(sizes) <= SMALL_PICTURE and max(sizes) * channels * len(items) <= CACHE_BYTES
 
 
+@dataclass
+class _Jobs:
+    """The batches of an epoch, for processes that outlive it."""
+
+    batches: list[list[Job]] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[list[Job]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
 @dataclass(kw_only=True)
 class Loader:
     """Batches of one split, epoch by epoch."""
@@ -106,6 +119,8 @@ class Loader:
     workers: int = 0
     rank: int = 0
     world: int = 1
+    _jobs: _Jobs = field(default_factory=_Jobs, init=False, repr=False)
+    _processes: DataLoader[Batch] | None = field(default=None, init=False, repr=False)
 
     @property
     def batches(self) -> int:
@@ -122,22 +137,34 @@ class Loader:
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, from one of them on."""
         order = self.order(epoch)
-        jobs = []
+        jobs: list[list[Job]] = []
         for number in range(start, self.batches):
             whole = order[number * self.batch_size : (number + 1) * self.batch_size]
             jobs.append([(epoch, int(index)) for index in whole[self.rank :: self.world]])
+        if not self.workers:
+            yield from (self.collate([self.pictures[job] for job in batch]) for batch in jobs)
+            return
+        self._jobs.batches = jobs
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # more workers than cores are somebody's choice
-            batches = iter(
-                DataLoader(
-                    self.pictures,
-                    batch_sampler=jobs,
-                    num_workers=self.workers,
-                    collate_fn=self.collate,
-                    multiprocessing_context="spawn" if self.workers else None,
-                )
-            )
+            if self._processes is None:
+                self._processes = self._start()
+            batches = iter(self._processes)
         yield from batches
+
+    def _start(self) -> DataLoader[Batch]:
+        """Processes that stay from epoch to epoch; which pictures come next is in ``_jobs``."""
+        return DataLoader(
+            self.pictures,
+            batch_sampler=self._jobs,  # type: ignore[arg-type]
+            num_workers=self.workers,
+            collate_fn=self.collate,
+            multiprocessing_context="spawn",
+            persistent_workers=True,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_processes": None}
 
     def collate(self, found: list[tuple[int, Tensor | str]]) -> Batch:
         good = [(index, image) for index, image in found if isinstance(image, Tensor)]

@@ -106,6 +106,8 @@ def shrink_for(size: Size, to: Size) -> int:
 
 def as_tensor(pixels: Pixels) -> Tensor:
     """(H, W, C) -> (C, H, W), without a copy."""
+    if any(step < 0 for step in pixels.strides):  # somebody mirrored it
+        pixels = np.ascontiguousarray(pixels)
     if not pixels.flags.writeable:
         pixels = pixels.copy() if pixels.base is None else np.array(pixels)
     return torch.from_numpy(pixels).permute(2, 0, 1)

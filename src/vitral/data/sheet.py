@@ -28,6 +28,7 @@ def contact_sheet(items: Sequence[Item], classes: Sequence[str], columns: int = 
 
 
 def _fit(draw: ImageDraw.ImageDraw, name: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+    name = " ".join(name.split())
     while name and draw.textlength(name, font=font) > LABEL - 2 * GAP:
         name = name[:-2] + "…"
     return name

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from vitral.data.decode import SUFFIXES
+from vitral.data.decode import SUFFIXES, BadPicture
 from vitral.data.items import SPLITS, Dataset, InDigits, InFile, Item, digits, natural_order
 from vitral.errors import DataError
 
@@ -67,7 +67,7 @@ def open_builtin(name: str) -> Dataset:
 # ---- folders ----
 
 
-def open_folder(folder: Path, *, labelled: bool = True) -> Dataset:
+def open_folder(folder: Path) -> Dataset:
     """Class folders, below split folders or not."""
     below = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     splits = {entry: SPLITS[entry.name.lower()] for entry in below if entry.name.lower() in SPLITS}
@@ -80,8 +80,6 @@ def open_folder(folder: Path, *, labelled: bool = True) -> Dataset:
         for entry, split in splits.items():
             for name, pictures in class_folders(entry):
                 found.setdefault(split, {}).setdefault(name, []).extend(pictures)
-    if "train" not in found:
-        found = {"train" if split == sorted(found)[0] else split: classes for split, classes in found.items()}
     classes = tuple(sorted({name for per_class in found.values() for name in per_class}, key=natural_order))
     if not classes:
         _refuse_folder(folder)
@@ -95,7 +93,7 @@ def open_folder(folder: Path, *, labelled: bool = True) -> Dataset:
         for split, per_class in found.items()
     }
     notes = []
-    if empty := [name for name in classes if not found["train"].get(name)]:
+    if empty := [name for name in classes if "train" in found and not found["train"].get(name)]:
         notes.append(f"No training picture: {', '.join(empty[:10])}.")
     return Dataset(name=folder.resolve().name, classes=classes, splits=items, notes=tuple(notes))
 
@@ -176,7 +174,11 @@ def _leaders(items: list[Item]) -> dict[str, str]:
         if sizes[item.key] not in shared:
             leaders[item.key] = item.key
             continue
-        content = item.source.read()
+        try:
+            content = item.source.read()
+        except BadPicture:  # whoever loads it will tell
+            leaders[item.key] = item.key
+            continue
         digest = hashlib.sha256(content if isinstance(content, bytes) else content.tobytes()).digest()
         leaders[item.key] = first.setdefault(digest, item.key)
     return leaders

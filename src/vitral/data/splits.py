@@ -41,9 +41,11 @@ def settle_splits(data: Dataset, other: Dataset | None = None) -> Splits:
         else:
             selection, reasons["selection"] = train, "the training ones: there are too few to take some away"
     if not train:
-        raise DataError("There are no training pictures.")
+        raise DataError("There are no training pictures.", hint="A folder of splits needs one that is called train.")
     if not held:
         held, reasons["held_out"] = selection, "the selection: there are too few to hold others out"
+        if selection is train:
+            reasons["held_out"] = "the training pictures themselves, which says little: there are too few"
     return Splits(train=train, selection=selection, held_out=held, reasons=reasons)
 
 
@@ -56,7 +58,7 @@ def renumbered(other: Dataset, classes: tuple[str, ...]) -> tuple[Item, ...]:
     if unknown := sorted(set(other.classes) - set(classes)):
         raise DataError(f"{other.name} has classes that the training data lack: {', '.join(unknown[:5])}.")
     numbers = {name: index for index, name in enumerate(classes)}
-    found = other.splits[own_held_out(other) or "train"]
+    found = other.splits.get(own_held_out(other) or "train", ())
     return tuple(replace(item, label=_renumber(item.label, other.classes, numbers)) for item in found)
 
 

@@ -57,10 +57,17 @@ class Options:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.workers < 0:
             raise ConfigError(f"batch_size={self.batch_size} must be at least 1, workers={self.workers} at least 0.")
+        for name in ("few_shot", "knn"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
         if self.of_features:
-            for name in ("against", "real", "temperature"):
+            for name in ("against", "real", "temperature", "label_map"):
                 if getattr(self, name):
                     raise ConfigError(f"{name} is about answers, and few_shot and knn measure features.")
+        for name in ("real", "label_map"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_file():
+                raise DataError(f"{name}: there is no file {path}.")
 
     @property
     def of_features(self) -> bool:
@@ -96,8 +103,10 @@ def choose_pictures(ready: Ready, data: str | Path | None, *, needs_train: bool)
     if data is None and not config:
         raise ConfigError("There is no data to measure on.", hint="vitral evaluate WEIGHTS DATA")
     found = open_data(str(config["data"]) if data is None else data)
-    is_own = bool(manifest) and manifest.get("data_fingerprint") == found.fingerprint()
-    if data is None and not is_own:
+    is_same = bool(manifest) and manifest.get("data_fingerprint") == found.fingerprint()
+    # By the hash of their names, pictures keep their side also where others were added or taken away.
+    is_own = is_same or (data is not None and bool(config) and _same_place(str(data), str(config["data"])))
+    if data is None and not is_same:
         raise DataError(
             f"The data at {config['data']} are not those that {ready.run and ready.run.folder} was trained on.",
             hint="Name the data to measure on: vitral evaluate RUN DATA.",
@@ -115,24 +124,39 @@ def choose_pictures(ready: Ready, data: str | Path | None, *, needs_train: bool)
     return Asked(data=found, train=(), held_out=train, why="all pictures")
 
 
+def _same_place(first: str, second: str) -> bool:
+    return first == second or Path(first).expanduser().resolve() == Path(second).expanduser().resolve()
+
+
 # ---- answers ----
 
 
 def measure_answers(ready: Ready, asked: Asked, how: Options) -> Iterator[Progress | Evaluation]:
     ready.check_answers()
+    if how.temperature and asked.data.multi_label:
+        raise ConfigError("temperature scaling needs one label a picture, and these data have several.")
+    other = None if how.against is None else make_ready(how.against, device=how.device, precision=how.precision)
+    if other is not None:
+        other.check_answers()
     start = time.perf_counter()
     yield from (events := _Last(ask(ready, asked, how)))
     seconds, answers = time.perf_counter() - start, events.last
     found = summarise(answers, ready.labels, temperature=how.temperature)
-    found = replace(found, images_per_second=len(answers.rows) / seconds)
+    notes = tuple(_odd_pair(ready.multi_label, asked.data.multi_label))
+    found = replace(found, images_per_second=len(answers.rows) / seconds, notes=notes)
     if how.real is not None:
         found = replace(found, real=by_real(answers, Path(how.real), len(ready.labels)))
-    if how.against is not None:
-        other = make_ready(how.against, device=how.device, precision=how.precision)
-        other.check_answers()
+    if other is not None:
         yield from (events := _Last(ask(other, asked, how)))
         found = replace(found, against=difference(answers, events.last, ready, other, str(how.against)))
     yield found
+
+
+def _odd_pair(model: bool, data: bool) -> Iterator[str]:
+    if data and not model:
+        yield "the model was trained for one label a picture; each of its logits is read as a yes or no"
+    if model and not data:
+        yield "the model was trained for several labels a picture; its largest logit counts"
 
 
 def ask(ready: Ready, asked: Asked, how: Options) -> Iterator[Progress | Gathered]:
@@ -183,8 +207,9 @@ def difference(first: Gathered, second: Gathered, ready: Ready, other: Ready, na
     """Of the second model to the first, and the pictures on which they disagree."""
     if not torch.equal(first.order, second.order):
         raise DataError("The two models could not read the same pictures, so they cannot be compared.")
+    have_names = ready.has_names and other.has_names
     answers = [
-        [who.labels[place] for place in found.rows.argmax(1).tolist()]
+        [who.labels[place] if have_names else str(place) for place in found.rows.argmax(1).tolist()]
         for who, found in ((ready, first), (other, second))
     ]
     apart = [

@@ -73,6 +73,8 @@ class Evaluation:
     """The difference to another model."""
     split: str = ""
     """Which pictures these are."""
+    notes: tuple[str, ...] = ()
+    """What may surprise."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON; the contract's names are at the top."""
@@ -81,7 +83,7 @@ class Evaluation:
             for name, found in zip(self.classes, self.per_class, strict=True)
         ]
         told = {
-            **_without_nan(self.scores.as_dict()),
+            **self.scores.as_dict(),
             "top1_low": self.interval[0],
             "top1_high": self.interval[1],
             "mean_average_precision": self.mean_average_precision,
@@ -98,8 +100,9 @@ class Evaluation:
             "real": self.real,
             "against": self.against,
             "split": self.split,
+            "notes": list(self.notes) or None,
         }
-        return {name: value for name, value in told.items() if value is not None}
+        return {name: value for name, value in _without_nan(told).items() if value is not None}
 
 
 def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
@@ -120,26 +123,27 @@ def summarise(answers: Gathered, classes: Sequence[str], *, temperature: bool = 
     if labels.ndim == 2:
         rows = per_label(logits, labels)
         return replace(found, per_class=rows, mean_average_precision=mean_average_precision(rows))
-    table = confusion(logits.argmax(1), labels, len(classes))
+    predicted = logits.argmax(1)
+    is_small = len(classes) <= LARGEST_MATRIX
     return replace(
         found,
-        per_class=per_class(table),
-        confusion=table.tolist() if len(classes) <= LARGEST_MATRIX else None,
-        confused=_commonest(table, classes),
+        per_class=per_class(predicted, labels, len(classes)),
+        confusion=confusion(predicted, labels, len(classes)).tolist() if is_small else None,
+        confused=_commonest(predicted, labels, classes),
         calibration=_calibrate(logits, labels),
         scaled=_calibrate_scaled(logits, labels) if temperature else None,
         mistakes=_worst(logits, labels, classes, answers.keys),
     )
 
 
-def _commonest(table: Tensor, classes: Sequence[str]) -> tuple[tuple[str, str, int], ...]:
-    wrong = table.clone().fill_diagonal_(0).flatten()
-    times, places = wrong.topk(min(MOST_PAIRS, len(wrong)))
+def _commonest(predicted: Tensor, labels: Tensor, classes: Sequence[str]) -> tuple[tuple[str, str, int], ...]:
+    wrong = predicted != labels
+    pairs, times = torch.unique(labels[wrong] * len(classes) + predicted[wrong], return_counts=True)
+    order = times.argsort(descending=True, stable=True)[:MOST_PAIRS].tolist()
     found: list[tuple[str, str, int]] = []
-    for number, place in zip(times.tolist(), places.tolist(), strict=True):
-        truth, answer = divmod(int(place), len(classes))
-        if number:
-            found.append((classes[truth], classes[answer], int(number)))
+    for place in order:
+        truth, answer = divmod(int(pairs[place]), len(classes))
+        found.append((classes[truth], classes[answer], int(times[place])))
     return tuple(found)
 
 

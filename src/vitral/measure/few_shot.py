@@ -9,6 +9,7 @@ from torch import Tensor
 from vitral.errors import ConfigError
 
 L2, BIAS, EPSILON = 2.0**10, 100.0, 1e-5
+_CELLS = 2**26  # of a table of distances that is in memory at a time
 
 
 def few_shot(
@@ -61,7 +62,7 @@ def neighbours(
         raise ConfigError(f"knn={k} must be from 1 to the number of training pictures, {len(train)}.")
     train, test = F.normalize(train.double(), dim=1), F.normalize(test.double(), dim=1)
     answers = []
-    for part in test.split(1024):
+    for part in test.split(max(1, _CELLS // len(train))):
         nearness, who = (part @ train.T).topk(k, dim=1)
         votes = torch.zeros(len(part), classes, dtype=torch.double)
         votes.scatter_add_(1, train_labels[who], 1 + nearness / (4 * k))  # nearness adds up to less than a vote

@@ -44,10 +44,6 @@ def score(logits: Tensor, labels: Tensor) -> Scores:
     )
 
 
-def stack(parts: list[Tensor]) -> Tensor:
-    return torch.cat(parts) if parts else torch.empty(0, 1)
-
-
 def wilson(right: float, images: int) -> tuple[float, float]:
     """The 95 % interval of a fraction (Wilson's: sensible also near 0 and 1, and for few pictures)."""
     if not images:
@@ -75,9 +71,9 @@ class ClassScores:
     """Multi-label only."""
 
 
-def per_class(table: Tensor) -> list[ClassScores]:
-    """From a confusion matrix."""
-    right, truth, answers = table.diagonal().tolist(), table.sum(1).tolist(), table.sum(0).tolist()
+def per_class(predicted: Tensor, labels: Tensor, classes: int) -> list[ClassScores]:
+    columns = (labels[predicted == labels], labels, predicted)
+    right, truth, answers = (torch.bincount(column, minlength=classes).tolist() for column in columns)
     return [_class_scores(*numbers) for numbers in zip(right, truth, answers, strict=True)]
 
 
@@ -176,15 +172,36 @@ def compare(first: Tensor, second: Tensor) -> Difference:
     """Of two lists of right and wrong, picture by picture, which tells smaller differences than two intervals do."""
     first, second = first.bool(), second.bool()
     images = max(1, len(first))
+    both, neither = int((first & second).sum()), int((~first & ~second).sum())
     only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
     difference = (only_second - only_first) / images
-    reach = _Z * sqrt(max(0.0, only_first + only_second - images * difference**2)) / images
+    low, high = _paired_interval(both, only_first, only_second, neither)
     return Difference(
         difference=difference,
-        low=max(-1.0, difference - reach),
-        high=min(1.0, difference + reach),
+        low=low,
+        high=high,
         only_first=only_first,
         only_second=only_second,
-        both=int((first & second).sum()),
-        neither=int((~first & ~second).sum()),
+        both=both,
+        neither=neither,
     )
+
+
+def _paired_interval(both: int, only_first: int, only_second: int, neither: int) -> tuple[float, float]:
+    """95 % of the second's part minus the first's (Newcombe 1998, method 10): Wilson's intervals of the two, and how
+    much they go together. Unlike the plain one it does not call a difference of two pictures certain."""
+    images = both + only_first + only_second + neither
+    if not images:
+        return -1.0, 1.0
+    parts = [(both + only_second) / images, (both + only_first) / images]
+    (low2, high2), (low1, high1) = (wilson(part * images, images) for part in parts)
+    rows = [(both + only_first), (only_second + neither), (both + only_second), (only_first + neither)]
+    product = rows[0] * rows[1] * rows[2] * rows[3]
+    away = both * neither - only_first * only_second
+    if away > 0:
+        away = max(away - images / 2, 0.0)
+    phi = away / sqrt(product) if product else 0.0
+    difference = parts[0] - parts[1]
+    down = (parts[0] - low2) ** 2 - 2 * phi * (parts[0] - low2) * (high1 - parts[1]) + (high1 - parts[1]) ** 2
+    up = (high2 - parts[0]) ** 2 - 2 * phi * (high2 - parts[0]) * (parts[1] - low1) + (parts[1] - low1) ** 2
+    return max(-1.0, difference - sqrt(max(0.0, down))), min(1.0, difference + sqrt(max(0.0, up)))

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from vitral.data.items import Item
-from vitral.data.loader import Batch, Loader
+from vitral.data.loader import Loader
 from vitral.data.scan import Progress
 from vitral.errors import DataError
 
 Result = TypeVar("Result")
-Told = Iterator[Progress]
-"""What goes on while something is computed; ``finished`` gives the result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +40,16 @@ class Gathered:
 def gather(loader: Loader, compute: Callable[[Tensor | list[Tensor]], Tensor]) -> "Iterator[Progress | Gathered]":
     """Every batch through the model: Progress, and Gathered at the end."""
     rows: list[Tensor] = []
-    kept: list[Batch] = []
+    labels: list[Tensor] = []
+    order: list[Tensor] = []
     bad: list[tuple[int, str]] = []
     done, total, items = 0, len(loader.pictures), loader.pictures.items
     for batch in loader.epoch():
         bad += batch.bad
         if len(batch.items):
             rows.append(compute(batch.images))
-            kept.append(batch)
+            labels.append(batch.labels)
+            order.append(batch.items)
         done += len(batch.items) + len(batch.bad)
         yield Progress(done=done, total=total)
     if not rows:
@@ -57,8 +57,8 @@ def gather(loader: Loader, compute: Callable[[Tensor | list[Tensor]], Tensor]) -
     yield Gathered(
         items=items,
         rows=torch.cat(rows),
-        labels=torch.cat([batch.labels for batch in kept]),
-        order=torch.cat([batch.items for batch in kept]),
+        labels=torch.cat(labels),
+        order=torch.cat(order),
         unreadable=tuple((items[index].key, reason) for index, reason in bad),
     )
 

@@ -1,6 +1,7 @@
 """A checkpoint on its device, ready to answer: what evaluation, prediction and features all begin with."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ class Ready:
 
     def features(self, images: Images) -> Tensor:
         """(B, D): what the head sees, in float32, on the CPU."""
+        self._check_pool()
         with self._computing():
             found: Any = self.model.features(to_device(images, self.preprocess, self.device))
             pooled = torch.cat([one.pooled for one in found]) if isinstance(found, list) else found.pooled
@@ -57,29 +59,19 @@ class Ready:
         """ConfigError for a model that has no answers."""
         if not self.model.config.num_classes:
             raise ConfigError("This model has no head, so it has features and no answers.", hint="vitral features ...")
+        self._check_pool()
+
+    def _check_pool(self) -> None:
         if self.model.config.pool == "none":
             raise ConfigError("This model answers for every token (pool='none'), not for a picture.")
 
-    def _computing(self) -> AbstractContextManager[object]:
-        return _Computing(self.device.type, self.precision)
-
-
-class _Computing(AbstractContextManager[None]):
-    """Without gradients, in the precision that was asked for."""
-
-    def __init__(self, device: str, precision: str):
-        self.contexts: list[AbstractContextManager[Any]] = [
-            torch.inference_mode(),
-            nullcontext() if precision == "float32" else torch.autocast(device, dtype=getattr(torch, precision)),
-        ]
-
-    def __enter__(self) -> None:
-        for context in self.contexts:
-            context.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for context in reversed(self.contexts):
-            context.__exit__(*error)
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Without gradients, in the precision that was asked for."""
+        is_lower = self.precision != "float32"
+        dtype = getattr(torch, self.precision) if is_lower else torch.bfloat16
+        with torch.inference_mode(), torch.autocast(self.device.type, dtype=dtype, enabled=is_lower):
+            yield
 
 
 def to_device(images: Images, preprocess: Preprocess, device: torch.device) -> Images:

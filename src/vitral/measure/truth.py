@@ -13,8 +13,8 @@ from vitral.errors import DataError
 
 
 def read_label_map(path: Path) -> list[tuple[str, str | int]]:
-    """(class, label or number of the logit): a JSON object, or lines of "class label"; with one word a line, or labels
-    that no model has, the number of the line counts (as in ImageNet's lists of synsets)."""
+    """(class, label or number of the logit): a JSON object or list, or lines of "class label" (.csv: "class,label").
+    With one word a line the number of the line counts."""
     text = _read(path)
     if path.suffix.lower() == ".json":
         told = _parse(text, path)
@@ -23,17 +23,18 @@ def read_label_map(path: Path) -> list[tuple[str, str | int]]:
         if not isinstance(told, dict) or not all(isinstance(value, str | int) for value in told.values()):
             raise DataError(f"{path} must be a JSON object from class to label, or a list of classes.")
         return list(told.items())
+    between = {".csv": ",", ".tsv": "\t"}.get(path.suffix.lower())
     rows: list[tuple[str, str | int]] = []
     for line in filter(None, map(str.strip, text.splitlines())):
-        name, *label = re.split(r"[,;\s]+", line, maxsplit=1)
-        rows.append((name, int(label[0]) if label and label[0].isdigit() else label[0] if label else len(rows)))
+        name, *label = (word.strip() for word in line.split(between, maxsplit=1))
+        rows.append((name, label[0] if label else len(rows)))
     return rows
 
 
 def renumber(
     items: Sequence[Item],
     classes: Sequence[str],
-    labels: Sequence[str],
+    labels: tuple[str, ...],
     *,
     has_names: bool,
     label_map: Path | None = None,
@@ -43,7 +44,7 @@ def renumber(
         numbers = _by_map(classes, labels, label_map)
     elif list(classes) == list(labels):
         return tuple(items)
-    elif has_names and set(classes) <= set(labels):
+    elif has_names and all(labels.count(name) == 1 for name in classes):
         places = {name: number for number, name in enumerate(labels)}
         numbers = [places[name] for name in classes]
     elif len(classes) == len(labels) and (not has_names or [str(k) for k in range(len(classes))] == list(classes)):
@@ -60,19 +61,27 @@ def renumber(
     return tuple(replace(item, label=_renumbered(item.label, numbers)) for item in items)
 
 
-def _by_map(classes: Sequence[str], labels: Sequence[str], path: Path) -> list[int]:
+def _by_map(classes: Sequence[str], labels: tuple[str, ...], path: Path) -> list[int]:
     rows = read_label_map(path)
-    places = {name: number for number, name in enumerate(labels)}
-    by_line = len(rows) == len(labels) and not all(label in places or isinstance(label, int) for _, label in rows)
+    numbers = [_number_of(label, labels) for _, label in rows]
+    if len(rows) == len(labels) and all(number is None for number in numbers):
+        numbers = list(range(len(rows)))  # a list of synsets and their descriptions, in the model's order
     found: dict[str, int] = {}
-    for line, (name, label) in enumerate(rows):
-        number = line if by_line else label if isinstance(label, int) else places.get(label)
-        if number is None or not 0 <= number < len(labels):
+    for (name, label), number in zip(rows, numbers, strict=True):
+        if number is None:
             raise DataError(f"{path}: {label!r} is none of the model's {len(labels)} labels.")
         found[name] = number
     if missing := [name for name in classes if name not in found]:
         raise DataError(f"{path} has no line for the class {missing[0]!r}.")
     return [found[name] for name in classes]
+
+
+def _number_of(label: str | int, labels: Sequence[str]) -> int | None:
+    """Of a label that is a name, or the number itself."""
+    if isinstance(label, str) and labels.count(label) == 1:
+        return labels.index(label)
+    number = int(label) if isinstance(label, int) or re.fullmatch(r"[0-9]{1,9}", label) else -1
+    return number if 0 <= number < len(labels) else None
 
 
 def _renumbered(label: int | tuple[int, ...], numbers: Sequence[int]) -> int | tuple[int, ...]:

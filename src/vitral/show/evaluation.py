@@ -13,8 +13,10 @@ def show_evaluation(told: dict[str, Any]) -> None:
     def line(text: str, style: str | None = None) -> None:
         console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
-    for text in summary(told):
-        line(text, "bold" if text is summary(told)[0] else None)
+    first, *rest = summary(told)
+    line(first, "bold")
+    for text in rest:
+        line(text)
     if told.get("per_class"):
         console.print(class_table(told["per_class"]))
         if len(told["per_class"]) > MOST_CLASSES:
@@ -55,6 +57,7 @@ def summary(told: dict[str, Any]) -> list[str]:
             f"({100 * found['low']:+.2f} to {100 * found['high']:+.2f}): {clear}; they disagree on "
             f"{found['disagreements']:,} pictures"
         )
+    lines += told.get("notes", [])
     if found := told.get("images_per_second"):
         lines.append(f"{found:,.0f} images/s, loading included")
     return lines
@@ -63,18 +66,25 @@ def summary(told: dict[str, Any]) -> list[str]:
 def class_table(rows: list[dict[str, Any]]) -> Any:
     """Each class, or the worst ones where there are many."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("class", no_wrap=True)
-    names = ["precision", "recall", "f1"] + (["average_precision"] if rows[0].get("average_precision") else [])
+    names = score_names(rows)
     for name in (*names, "images"):
         table.add_column(name.replace("_", " "), justify="right")
     shown = rows
     if len(rows) > MOST_CLASSES:
         shown = sorted((row for row in rows if row["images"]), key=lambda row: row["f1"] or 0)[:MOST_CLASSES]
     for row in shown:
-        table.add_row(row["class"], *(_percent(row.get(name)) for name in names), f"{row['images']:,}")
+        table.add_row(Text(row["class"]), *(_percent(row.get(name)) for name in names), f"{row['images']:,}")
     return table
+
+
+def score_names(rows: list[dict[str, Any]]) -> list[str]:
+    """Which scores of a class there are."""
+    is_multi_label = any(row.get("average_precision") is not None for row in rows)
+    return ["precision", "recall", "f1", *(["average_precision"] if is_multi_label else [])]
 
 
 def _percent(value: float | None) -> str:

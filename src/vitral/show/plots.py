@@ -1,6 +1,7 @@
 """Plots as SVG text, so that a page needs no other file and stays sharp."""
 
 import io
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,9 +26,11 @@ def _figure(width: float, height: float) -> Iterator[tuple[Any, list[str]]]:
         "ytick.color": INK,
         "axes.spines.top": False,
         "axes.spines.right": False,
+        "svg.fonttype": "none",  # letters stay letters: the browser has those that no font here has
         "svg.hashsalt": "vitral",  # the same plot is the same text
     }
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(style), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of letters that the font for measuring lacks
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure, told
         stream = io.StringIO()
@@ -90,18 +93,13 @@ def _short(name: str) -> str:
     return name if len(name) <= 18 else f"{name[:17]}…"
 
 
-def draw_reliability(bins: Sequence[dict[str, float]], scaled: Sequence[dict[str, float]] | None = None) -> str:
+def draw_reliability(bins: Sequence[dict[str, float]]) -> str:
     """How often answers of each confidence are right, and how many there are."""
     with _figure(4.3, 3.6) as (figure, told):
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
         width = 1 / len(bins)
         places = [width * (number + 0.5) for number in range(len(bins))]
-        rights = [one["right"] if one["images"] else 0 for one in bins]
-        above.bar(places, rights, width * 0.9, color=BLUE, alpha=0.75)
-        if scaled:
-            used = [(place, one["right"]) for place, one in zip(places, scaled, strict=True) if one["images"]]
-            above.plot(*zip(*used, strict=True), "o-", color=ORANGE, markersize=3, label="temperature scaled")
-            above.legend(frameon=False)
+        above.bar(places, [one["right"] if one["images"] else 0 for one in bins], width * 0.9, color=BLUE, alpha=0.75)
         above.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--")
         above.set(ylabel="part that is right", xlim=(0, 1), ylim=(0, 1))
         below.bar(places, [one["images"] for one in bins], width * 0.9, color=GREY)

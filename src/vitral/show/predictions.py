@@ -16,8 +16,8 @@ Top = list[tuple[str, float]]
 
 
 @contextmanager
-def open_rows(out: Path | None, format: str, top: int, *, resume: bool) -> "Iterator[Rows]":
-    """What rows go to; a file is never written over."""
+def open_rows(out: Path | None, format: str, top: int, files: Sequence[str], *, resume: bool) -> "Iterator[Rows]":
+    """What the rows of these files go to; a file is never written over, and only gone on with by ``resume``."""
     if out is None:
         kinds = {"human": HumanRows, "json": JsonRows, "csv": CsvRows, "quiet": QuietRows}
         rows = kinds[format](sys.stdout, top)
@@ -29,21 +29,46 @@ def open_rows(out: Path | None, format: str, top: int, *, resume: bool) -> "Iter
         raise ConfigError(f"--out {out} must end in .csv or .jsonl.")
     if out.exists() and not resume:
         raise ConfigError(f"{out} is there already.", hint="Go on with it by --resume, or give another name.")
-    kind = kinds[out.suffix.lower()]
+    with _open_to_go_on(out, kinds[out.suffix.lower()], top, files) as rows:
+        yield rows
+        rows.keep()
+
+
+@contextmanager
+def _open_to_go_on(out: Path, kind: "type[Rows]", top: int, files: Sequence[str]) -> "Iterator[Rows]":
     try:
-        complete = kind.complete(out.read_bytes()) if out.exists() else b""
-        with out.open("r+b" if out.exists() else "xb") as binary:
-            binary.truncate(len(complete))  # what was cut off while it was written is written again
-            binary.seek(len(complete))
-            stream = io.TextIOWrapper(binary, encoding="utf-8", newline="", write_through=True)
-            rows = kind(stream, top)
-            rows.already = kind.parse(complete.decode("utf-8"))
-            if not complete:
-                rows.begin()
-            yield rows
-            rows.keep()
+        content = out.read_bytes() if out.exists() else b""
+        complete = kind.complete(content)
+        already = kind.parse(complete.decode("utf-8"), top)
+        if content and not already:
+            raise ConfigError(f"{out} holds no predictions, so there is nothing to go on with.")
+        check_rows(already, files)
+        stream = out.open("r+b" if out.exists() else "xb")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{out} cannot be used: {getattr(error, 'strerror', None) or error}.") from error
+    with stream:
+        stream.truncate(len(complete))  # what was cut off while it was written is written again
+        stream.seek(len(complete))
+        rows = kind(io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True), top)
+        rows.is_file, rows.already = True, already
+        if not complete:
+            rows.begin()
+        yield rows
+
+
+def check_rows(already: "Sequence[tuple[str, bool]]", files: Sequence[str]) -> None:
+    """ConfigError where the rows that are there are not the first of these files."""
+    for place, (name, _) in enumerate(already):
+        if place >= len(files) or writable(files[place]) != name:
+            raise ConfigError(
+                f"Row {place + 1} of --out is {name}, which is not picture {place + 1} of those given.",
+                hint="Give the same pictures in the same order, or another --out.",
+            )
+
+
+def writable(name: str) -> str:
+    """A file's name as text that can be written: bytes that are no UTF-8 come out as escapes."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 class Rows:
@@ -51,6 +76,7 @@ class Rows:
 
     def __init__(self, stream: TextIO, top: int):
         self.stream, self.top = stream, top
+        self.is_file = False
         self.already: list[tuple[str, bool]] = []
         """What a file that is gone on with holds: names, and whether they failed."""
 
@@ -61,15 +87,6 @@ class Rows:
     @property
     def failed(self) -> int:
         return sum(failed for _, failed in self.already)
-
-    def check(self, files: Sequence[str]) -> None:
-        """ConfigError where the rows that are there are not the first of these files."""
-        for place, (name, _) in enumerate(self.already):
-            if place >= len(files) or files[place] != name:
-                raise ConfigError(
-                    f"Row {place + 1} of --out is {name}, which is not picture {place + 1} of those given.",
-                    hint="Give the same pictures in the same order, or another --out.",
-                )
 
     def begin(self) -> None:
         """What comes before the rows."""
@@ -82,7 +99,7 @@ class Rows:
 
     def keep(self) -> None:
         self.stream.flush()
-        if self.stream is not sys.stdout:
+        if self.is_file:
             os.fsync(self.stream.fileno())
 
     @staticmethod
@@ -91,28 +108,33 @@ class Rows:
         return content[: content.rfind(b"\n") + 1]
 
     @staticmethod
-    def parse(text: str) -> list[tuple[str, bool]]:
+    def parse(text: str, top: int) -> list[tuple[str, bool]]:
+        """Names, and whether they failed; ConfigError when the rows were not made with this ``top``."""
         raise NotImplementedError
 
 
 class JsonRows(Rows):
     def add(self, file: str, top: Top) -> None:
         places = [{"label": label, "probability": probability} for label, probability in top]
-        self._write({"file": file, **places[0], "top": places})
+        self._write({"file": writable(file), **places[0], "top": places})
 
     def add_error(self, file: str, reason: str) -> None:
-        self._write({"file": file, "error": reason})
+        self._write({"file": writable(file), "error": reason})
 
     def _write(self, row: dict[str, Any]) -> None:
         self.stream.write(json.dumps(row, ensure_ascii=False) + "\n")
 
     @staticmethod
-    def parse(text: str) -> list[tuple[str, bool]]:
+    def parse(text: str, top: int) -> list[tuple[str, bool]]:
         try:
-            rows = [json.loads(line) for line in text.splitlines()]
-            return [(row["file"], "error" in row) for row in rows]
+            rows = [json.loads(line) for line in text.split("\n")[:-1]]
+            widths = {len(row["top"]) for row in rows if "error" not in row}
+            found = [(row["file"], "error" in row) for row in rows]
         except (ValueError, TypeError, KeyError):
-            raise ConfigError("--out holds lines that are no predictions.") from None
+            raise _no_predictions() from None
+        if any(width > top for width in widths):
+            raise ConfigError(f"--out was made with --top {max(widths)}, and this is --top {top}.")
+        return found
 
 
 class CsvRows(Rows):
@@ -124,10 +146,10 @@ class CsvRows(Rows):
 
     def add(self, file: str, top: Top) -> None:
         values = [value for label, probability in top for value in (label, f"{probability:.6f}")]
-        self._write([file, *values, *[""] * (2 * self.top - len(values)), ""])
+        self._write([writable(file), *values, *[""] * (2 * self.top - len(values)), ""])
 
     def add_error(self, file: str, reason: str) -> None:
-        self._write([file, *[""] * (2 * self.top), reason])
+        self._write([writable(file), *[""] * (2 * self.top), reason])
 
     def _write(self, row: list[str]) -> None:
         csv.writer(self.stream, lineterminator="\n").writerow(row)
@@ -143,11 +165,19 @@ class CsvRows(Rows):
         return content[:end]
 
     @staticmethod
-    def parse(text: str) -> list[tuple[str, bool]]:
+    def parse(text: str, top: int) -> list[tuple[str, bool]]:
         rows = list(csv.reader(io.StringIO(text, newline="")))
-        if rows and (rows[0][:1] != ["file"] or rows[0][-1] != "error" or any(len(r) != len(rows[0]) for r in rows)):
-            raise ConfigError("--out holds lines that are no predictions.")
+        if not rows:
+            return []
+        if rows[0][:1] != ["file"] or rows[0][-1] != "error" or any(len(row) != len(rows[0]) for row in rows):
+            raise _no_predictions()
+        if len(rows[0]) != 2 * top + 2:
+            raise ConfigError(f"--out was made with --top {len(rows[0]) // 2 - 1}, and this is --top {top}.")
         return [(row[0], bool(row[-1])) for row in rows[1:]]
+
+
+def _no_predictions() -> ConfigError:
+    return ConfigError("--out holds lines that are no predictions.")
 
 
 class HumanRows(Rows):
@@ -155,22 +185,22 @@ class HumanRows(Rows):
 
     def add(self, file: str, top: Top) -> None:
         shown = "  ".join(f"{label} {probability:.1%}" for label, probability in top)
-        self.stream.write(f"{_visible(file)}  {_visible(shown)}\n")
+        self.stream.write(f"{visible(file)}  {visible(shown)}\n")
 
     def add_error(self, file: str, reason: str) -> None:
-        self.stream.write(f"{_visible(file)}  cannot be used: {_visible(reason)}\n")
+        self.stream.write(f"{visible(file)}  cannot be used: {visible(reason)}\n")
 
 
 class QuietRows(Rows):
     """The label alone; an empty line for a picture that failed."""
 
     def add(self, file: str, top: Top) -> None:
-        self.stream.write(f"{_visible(top[0][0])}\n")
+        self.stream.write(f"{visible(top[0][0])}\n")
 
     def add_error(self, file: str, reason: str) -> None:
         self.stream.write("\n")
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
     """Names of files may hold anything; a terminal is not to obey it."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

@@ -17,7 +17,8 @@ def progress_bar(title: str, *, quiet: bool) -> Iterator[Bar]:
 
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+    is_off = quiet or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=is_off, redirect_stdout=False) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total=None: bar.update(task, completed=done, total=total)
 

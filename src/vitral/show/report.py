@@ -10,14 +10,14 @@ from typing import Any
 from vitral.errors import ConfigError
 from vitral.runs import Run
 from vitral.show.console import in_units
-from vitral.show.evaluation import summary
+from vitral.show.evaluation import score_names, summary
 from vitral.show.plots import draw_confusion, draw_curves, draw_reliability
 from vitral.show.training import in_time
 
 MOST_ROWS = 200
 
 
-def write_page(folder: str | Path) -> Path:
+def write_report(folder: str | Path) -> Path:
     """Draws report.html and card.md from a finished run; gives the path of the page."""
     run = Run.open(Path(folder))
     told = run.read_json(run.report)
@@ -95,7 +95,7 @@ def _confusion(held: dict[str, Any]) -> list[str]:
 
 
 def _class_rows(rows: list[dict[str, Any]]) -> str:
-    names = ["precision", "recall", "f1"] + (["average_precision"] if rows[0].get("average_precision") else [])
+    names = score_names(rows)
     cells = (
         [row["class"], *("-" if row.get(name) is None else f"{row[name]:.1%}" for name in names), f"{row['images']:,}"]
         for row in rows[:MOST_ROWS]

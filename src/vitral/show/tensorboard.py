@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from vitral.errors import missing_package
+from vitral.runs import Run
 from vitral.train.events import Began, EpochEnded, Event, Finished, Stepped
-
-FOLDER = "tensorboard"
-"""Below the run folder."""
 
 
 def with_tensorboard(events: Iterable[Event]) -> Iterator[Event]:
@@ -28,7 +26,7 @@ def with_tensorboard(events: Iterable[Event]) -> Iterator[Event]:
 
 def has_curves(run: Path) -> bool:
     """Whether a run wrote curves before, so that it goes on with them when it is resumed."""
-    return (run / FOLDER).is_dir()
+    return Run(run).tensorboard.is_dir()
 
 
 def _written(events: Iterable[Event]) -> Iterator[Event]:
@@ -37,7 +35,7 @@ def _written(events: Iterable[Event]) -> Iterator[Event]:
     try:
         for event in events:
             if isinstance(event, Began):
-                curves = Curves(event.folder / FOLDER, after=event.step)
+                curves = Curves(Run(event.folder).tensorboard, after=event.step)
             step = getattr(event, "step", step)
             if curves is not None and (scalars := scalars_of(event)):
                 curves.add(step, scalars)

@@ -53,33 +53,41 @@ def show_human(events: "Iterable[Event]") -> dict[str, Any] | None:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+    columns = (
+        TextColumn("{task.description}"),
         BarColumn(bar_width=None),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TextColumn("{task.fields[speed]:.0f} images/s"),
+        TextColumn("{task.fields[told]}"),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[left]} left"),
-        console=console,
-        transient=True,
+        TextColumn("{task.fields[left]}"),
     )
     ended: dict[str, Any] | None = None
-    task: Any = None
-    with bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=None, told="", left="")
         for event in events:
-            match type(event).__name__, event:
-                case "Stepped", step:
-                    fields = dict(loss=step.loss, speed=step.images_per_second, left=in_time(step.seconds_left))  # type: ignore[union-attr]
-                    if task is None:
-                        task = bar.add_task("", total=step.steps, completed=step.step, **fields)  # type: ignore[union-attr]
-                    bar.update(task, completed=step.step, **fields)  # type: ignore[union-attr]
-                case _, other:
-                    for line, style in lines_of(other):
-                        console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+            if change := _change_of_bar(event):
+                bar.update(task, **change)
+            for line, style in lines_of(event):
+                console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
             ended = _ending(event) or ended
     if ended and "held_out" in ended:
         show_result(ended)
     return ended
+
+
+def _change_of_bar(event: "Event") -> dict[str, Any]:
+    told: Any = event
+    match type(event).__name__:
+        case "Stepped":
+            return dict(
+                description=f"step {told.step}/{told.steps}",
+                completed=told.step,
+                total=told.steps,
+                told=f"loss {told.loss:.3f}  {told.images_per_second:.0f} images/s",
+                left=f"{in_time(told.seconds_left)} left",
+            )
+        case "Measuring":
+            return dict(description=f"measuring: {told.what}", told=f"{told.done}/{told.total} pictures")
+    return {}
 
 
 def lines_of(event: "Event") -> list[tuple[str, str | None]]:
@@ -121,12 +129,13 @@ def show_result(ended: dict[str, Any]) -> None:
         f"after {in_time(ended['train_seconds'])}",
         style="bold",
         highlight=False,
+        markup=False,
         soft_wrap=True,
     )
     folder = ended["folder"]
     for what, path in (("report", f"{folder}/report.html"), ("model", f"{folder}/model.safetensors")):
-        console.print(f"{what:<7} {path}", highlight=False, soft_wrap=True)
-    console.print(f"try     vitral predict {folder} PICTURE", highlight=False, soft_wrap=True)
+        console.print(f"{what:<7} {path}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"try     vitral predict {folder} PICTURE", highlight=False, markup=False, soft_wrap=True)
 
 
 def in_time(seconds: float) -> str:

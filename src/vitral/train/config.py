@@ -143,7 +143,7 @@ def _check_numbers(config: TrainConfig) -> None:
     least: dict[str, float] = {
         "epochs": 0,
         "steps": 1,
-        "minutes": 0,
+        "minutes": 0.01,
         "batch_size": 1,
         "accumulate": 1,
         "workers": 0,

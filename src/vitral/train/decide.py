@@ -72,7 +72,7 @@ class Decisions:
                 self.decide("precision", precision.value, precision.reason)
         if self.is_open("workers"):
             cores = _cores()
-            if self.config.device == "cpu":
+            if self.config.device.startswith("cpu"):
                 self.decide("workers", 0, "on a CPU the network itself needs all cores")
             else:
                 self.decide("workers", min(8, max(0, cores - 1)), f"{cores} cores feed the {self.config.device}")

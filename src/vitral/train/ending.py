@@ -2,44 +2,52 @@
 
 import platform
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
+from vitral.data.decode import BadPicture
 from vitral.data.items import Dataset, Item, counts
 from vitral.data.sheet import contact_sheet, thumbnail
 from vitral.data.splits import Splits
 from vitral.measure.evaluate import Options, frozen, make_loader
 from vitral.measure.evaluation import Evaluation
-from vitral.measure.predictions import finished, gather
+from vitral.measure.predictions import Gathered, gather
 from vitral.measure.ready import Ready
 from vitral.model.cost import count_cost
 from vitral.runs import Run
 from vitral.train.config import TrainConfig
-from vitral.train.events import Baseline, Decided
+from vitral.train.events import Baseline, Decided, Measuring
 
 SHOTS, NEIGHBOURS = 10, 10
 _BUDGET = {"cpu": 2e12, "cuda": 2e14, "mps": 2e13}  # FLOPs: some seconds
 
 
-def measure_start(ready: Ready, data: Dataset, splits: Splits) -> Baseline | None:
+def measure_start(ready: Ready, data: Dataset, splits: Splits) -> Iterator[Measuring | Baseline]:
     """Few-shot and nearest neighbours on the features as they come, on a few pictures: what training has to beat.
 
-    None where that would be too few to tell anything."""
+    Nothing where that would be too few to tell anything."""
     each = count_cost(ready.model.config).forward_flops
     affordable = int(_BUDGET[ready.device.type] / each)
     test = evenly(splits.selection, affordable // 3)
     train = evenly(splits.train, affordable - len(test))
     if data.multi_label or len(train) < 2 * len(data.classes) or len(test) < 20:
-        return None
+        return
     how = Options(few_shot=SHOTS)
-    loaders = [make_loader(ready, items, data, how) for items in (train, test)]
-    features = [finished(gather(loader, ready.features)) for loader in loaders]
+    features: list[Gathered] = []
+    for items in (train, test):
+        for event in gather(make_loader(ready, items, data, how), ready.features):
+            if isinstance(event, Gathered):
+                features.append(event)
+            else:
+                before = len(train) if features else 0
+                yield Measuring(what="start", done=before + event.done, total=len(train) + len(test))
     k = min(NEIGHBOURS, len(features[0].rows))
-    found: Any = frozen(*features, classes=len(data.classes), shots=SHOTS, k=k)
-    return Baseline(
+    found: Any = frozen(features[0], features[1], classes=len(data.classes), shots=SHOTS, k=k)
+    yield Baseline(
         few_shot=found["few_shot"]["top1"],
         knn=found["knn"]["top1"],
         train_pictures=len(features[0].rows),
@@ -79,7 +87,7 @@ def describe_data(data: Dataset, splits: Splits) -> dict[str, Any]:
     }
 
 
-def write_report(
+def write_results(
     run: Run,
     found: Evaluation,
     *,
@@ -91,7 +99,6 @@ def write_report(
     baseline: Baseline | None,
 ) -> None:
     """report.json, and the pictures that the page shows; the page itself is drawn from them."""
-    draw_pictures(run, found, data, splits)
     run.write_json(
         run.report,
         {
@@ -101,9 +108,10 @@ def write_report(
             "data": describe_data(data, splits),
             "decisions": [asdict(decided) | {"value": str(decided.value)} for decided in decisions],
             "environment": describe_machine(torch.device(config.device)),
-            "command": f"vitral train {shlex.quote(config.data)} --config {shlex.quote(str(run.config))}",
+            "command": f"vitral train {shlex.quote(config.data)} --recipe none --config {shlex.quote(str(run.config))}",
         },
     )
+    draw_pictures(run, found, data, splits)
 
 
 def draw_pictures(run: Run, found: Evaluation, data: Dataset, splits: Splits) -> None:
@@ -111,4 +119,5 @@ def draw_pictures(run: Run, found: Evaluation, data: Dataset, splits: Splits) ->
     contact_sheet(splits.train, data.classes).save(run.plots / "data.png")
     by_key = {item.key: item for item in splits.held_out}
     for number, mistake in enumerate(found.mistakes, 1):
-        thumbnail(by_key[mistake.key]).save(run.plots / f"mistake-{number:02d}.png")
+        with suppress(BadPicture):  # it was there a moment ago; the report can do without
+            thumbnail(by_key[mistake.key]).save(run.plots / f"mistake-{number:02d}.png")

@@ -1,6 +1,6 @@
 """What a training run tells while it goes on. The console, the CSV, the report and the tests read the same events."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,15 @@ class Stepped:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Measuring:
+    """Pictures are being answered for: of the selection, those held out, or the start."""
+
+    what: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EpochEnded:
     """With the scores on the slice that chooses the model."""
 
@@ -92,4 +101,12 @@ class Finished:
     train_seconds: float
 
 
-Event = Decided | Baseline | Began | Stepped | EpochEnded | Saved | Warned | Interrupted | Finished
+Event = Decided | Baseline | Began | Stepped | Measuring | EpochEnded | Saved | Warned | Interrupted | Finished
+
+
+def as_line(event: Event) -> str:
+    """For the log of a run."""
+    told = {one.name: getattr(event, one.name) for one in fields(event) if one.name != "held_out"}
+    if isinstance(event, Finished):
+        told |= {name: event.held_out[name] for name in ("top1", "top5", "images", "loss")}
+    return f"{type(event).__name__.lower()} " + " ".join(f"{name}={value!s}" for name, value in told.items())

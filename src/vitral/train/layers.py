@@ -21,7 +21,7 @@ def gather_layers(
 ) -> tuple[TrainConfig, Dataset | None]:
     """The settings of a new run, and the data where they had to be opened for it.
 
-    Without a recipe, ``finetune`` is taken for a checkpoint and ``small`` for small pictures."""
+    Without a recipe, ``finetune`` is taken for a checkpoint and ``small`` for small pictures; "none" takes neither."""
     in_file = {} if config is None else read_toml(Path(config))
     place = str(data) if data is not None else in_file.get("data") or given.get("data")
     if not place:
@@ -35,8 +35,20 @@ def gather_layers(
         items = opened.splits.get("train", ())
         recipe = "small" if items and typical_side(items) <= SMALL else None
     settled = with_settings(None, {"data": place}, origin)
-    if recipe is not None:
+    if recipe not in (None, "none"):
         path = recipe_path(recipe)
-        settled = with_settings(settled, read_toml(path), f"the recipe {path.name}")
-    settled = with_settings(settled, in_file, f"--config {config}")
-    return with_settings(settled, {**given, "data": place}, origin), opened
+        settled = over(settled, read_toml(path), f"the recipe {path.name}")
+    settled = over(settled, in_file, f"--config {config}")
+    return over(settled, {**given, "data": place}, origin), opened
+
+
+def over(settled: TrainConfig, settings: Mapping[str, Any], origin: str) -> TrainConfig:
+    """One layer over those before; how long a run takes is said in one way, so the latest way counts."""
+    asked = [name for name in _LENGTHS if settings.get(name) not in (None, "auto")]
+    if len(asked) > 1:
+        raise ConfigError(f"{origin}: {' and '.join(asked)} both say how long to train.", hint="Give one of them.")
+    others = {name: value for name, value in _LENGTHS.items() if asked and name not in asked}
+    return with_settings(with_settings(settled, others, origin), settings, origin)
+
+
+_LENGTHS = {"steps": None, "epochs": "auto", "minutes": None}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitral.data.augment import random_generator
 from vitral.data.loader import Batch
+from vitral.devices import keep_freed_memory
 from vitral.errors import VitralError
 from vitral.measure.ready import to_device
 from vitral.model.vit import ViT
@@ -44,6 +45,8 @@ class Learner:
         self.class_weights = None if class_weights is None else class_weights.to(self.device)
         choose_parameters(model, config.tune)
         model.to(self.device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         model.gradient_checkpointing = config.gradient_checkpointing
         self.forward: Callable[..., Any] = torch.compile(model) if config.compile else model
         assert not isinstance(config.optim.lr, str)
@@ -91,8 +94,7 @@ class Learner:
                 continue
             with self.precision():
                 logits = self.forward(images[share])
-            loss = soft_loss(logits, targets[share], self.kind, self.class_weights)
-            loss = loss * ((share.stop - share.start) / len(targets))
+            loss = soft_loss(logits, targets[share], self.kind, self.class_weights, whole=targets)
             (loss * self.loss_scale).backward()
             total += loss.item()
         return total

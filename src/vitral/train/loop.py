@@ -6,7 +6,7 @@ a run that was killed at any moment goes on to the same weights, bit for bit.
 
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from vitral.data.items import Dataset, counts
 from vitral.data.loader import Batch, Loader
 from vitral.data.sources import open_data
 from vitral.data.splits import Splits, settle_splits
+from vitral.devices import choose_device
 from vitral.errors import ConfigError, DataError
 from vitral.measure.evaluation import Evaluation, summarise
 from vitral.measure.metrics import Scores, score
-from vitral.measure.predictions import Gathered, finished, gather
+from vitral.measure.predictions import Gathered, gather
 from vitral.measure.ready import Ready
 from vitral.model.sizes import canonical_name
 from vitral.model.vit import ViT
@@ -28,7 +29,7 @@ from vitral.runs import Run
 from vitral.train.build import build_loaders, build_model
 from vitral.train.config import TrainConfig, as_settings, as_toml, read_toml, with_settings
 from vitral.train.decide import Decisions
-from vitral.train.ending import describe_machine, measure_start, write_report
+from vitral.train.ending import describe_machine, measure_start, write_results
 from vitral.train.events import (
     Baseline,
     Began,
@@ -37,9 +38,11 @@ from vitral.train.events import (
     Event,
     Finished,
     Interrupted,
+    Measuring,
     Saved,
     Stepped,
     Warned,
+    as_line,
 )
 from vitral.train.layers import gather_layers
 from vitral.train.learner import Learner, TrainingError
@@ -127,17 +130,26 @@ class Training:
     def __init__(self, config: TrainConfig, place: Run | Path | None, *, resumed: bool, data: Dataset | None = None):
         self.config, self.place, self.resumed = config, place, resumed
         self.data: Dataset = data or open_data(config.data)
-        self.step = self.seen = self.bad_pictures = 0
+        self.step = 0
+        self.bad_pictures: list[int] = []
+        """Which training pictures could not be read so far."""
         self.best, self.best_step, self.best_epoch = -1.0, 0, -1
         self.loss_sum, self.loss_steps = 0.0, 0
         self.seconds = 0.0
         self.decisions: list[Decided] = []
+        self.untold: list[str] = []
+        """Lines of the log from before there is a folder for it."""
         self.baseline: Baseline | None = None
 
     def run(self) -> Iterator[Event]:
         for event in self.events():
             if isinstance(event, Decided):
                 self.decisions.append(event)
+            if not isinstance(event, Stepped | Measuring | Saved):
+                self.untold.append(as_line(event))
+            if self.untold and hasattr(self, "folder") and self.folder.config.is_file():
+                self.folder.add_log(*self.untold)
+                self.untold.clear()
             yield event
 
     def events(self) -> Iterator[Event]:
@@ -166,6 +178,7 @@ class Training:
 
     def build(self) -> Iterator[Event]:
         config, classes = self.config, len(self.data.classes)
+        choose_device(config.device)  # a resumed run may find itself on another machine
         torch.manual_seed(config.seed)
         model, self.preprocess, done = build_model(config, classes)
         if not self.resumed:
@@ -181,7 +194,7 @@ class Training:
         if isinstance(self.place, Run):
             self.folder = self.place
             told = self.folder.read_json(self.folder.manifest)
-            if told and told["data_fingerprint"] != self.data.fingerprint():
+            if told.get("data_fingerprint", self.data.fingerprint()) != self.data.fingerprint():
                 raise DataError(
                     f"The data are not those that {self.folder.folder} began with.",
                     hint="Bring them back, or start anew.",
@@ -197,7 +210,7 @@ class Training:
         """How many steps; with a time budget by the speed of a few, and then never again."""
         if self.config.epochs == "auto":
             seconds = self.time_a_step()
-            steps = max(1, round(0.85 * 60 * float(self.config.minutes or 1) / seconds))
+            steps = max(1, round(0.85 * 60 * float(self.config.minutes or 0) / seconds))
             epochs = steps / self.loader.batches
             self.config = replace(self.config, epochs=epochs)
             yield Decided(
@@ -214,25 +227,27 @@ class Training:
         model = self.learner.model
         state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         times = []
-        for number, batch in enumerate(self.loader.epoch(0)):
-            start = time.perf_counter()
+        start = time.perf_counter()
+        for number, batch in enumerate(self.loader.epoch(0)):  # from batch to batch: loading takes time, too
             self.learner.gradients(batch, step=0)
             self.learner.optimiser.zero_grad()
             times.append(time.perf_counter() - start)
+            start = time.perf_counter()
             if number == 6:
                 break
         model.load_state_dict(state)
-        return sorted(times)[len(times) // 2] * 1.15  # the optimiser, loading and evaluation
+        return sorted(times)[len(times) // 2] * 1.15  # the optimiser and evaluation
 
     def start(self) -> Iterator[Event]:
         """Writes down what was decided, or takes up the state of the run."""
         if self.resumed:
             yield from self.restore()
         else:
-            if self.config.from_weights and (found := measure_start(self.ready(), self.data, self.splits)):
-                self.baseline = found
-                yield found
             self.folder.config.write_text(as_toml(self.config), encoding="utf-8")
+            if self.config.from_weights:
+                for event in measure_start(self.ready(), self.data, self.splits):
+                    self.baseline = event if isinstance(event, Baseline) else None
+                    yield event
             self.folder.write_json(self.folder.manifest, self.manifest())
         parameters = list(self.learner.model.parameters())
         yield Began(
@@ -266,7 +281,7 @@ class Training:
     def restore(self) -> Iterator[Event]:
         state, problems = load_state(self.folder.state)
         yield from (Warned(message=problem) for problem in problems)
-        manifest = self.folder.read_json(self.folder.manifest)
+        manifest = self.folder.read_json(self.folder.manifest) or self.manifest()
         self.decisions = [Decided(name=n, value=v, reason=r) for n, v, r in manifest.get("decisions", [])]
         self.baseline = Baseline(**manifest["baseline"]) if manifest.get("baseline") else None
         if state is None:
@@ -317,23 +332,23 @@ class Training:
                     row = {"step": self.step, "loss": f"{loss:.6f}", "lr": f"{stepped.lr:.6g}"}
                     self.folder.add_row(self.folder.losses, row)
                 yield stepped
+                if self.step >= self.steps or self.step % self.loader.batches == 0:
+                    break  # the end of an epoch has its own save, behind its scores
                 if self.signals.caught is not None:
                     yield self.save_state()
                     yield self.interrupted()
                     return
-                if self.step >= self.steps:
-                    break
-                if time.perf_counter() - saved > self.config.save_seconds and self.step % self.loader.batches:
+                if time.perf_counter() - saved > self.config.save_seconds:
                     yield self.save_state()
                     saved = time.perf_counter()
-            yield self.end_epoch(epoch)
+            yield from self.end_epoch(epoch)
             yield self.save_state()
             saved = time.perf_counter()
             self.seconds = begun_with + time.perf_counter() - started
             if self.signals.caught is not None:
                 yield self.interrupted()
                 return
-        yield self.finish()
+        yield from self.finish()
 
     def learn(self, batch: Batch, rate: float) -> float:
         self.count_bad(batch)
@@ -352,16 +367,16 @@ class Training:
         return loss
 
     def count_bad(self, batch: Batch) -> None:
-        self.seen += len(batch.items) + len(batch.bad)
         for index, reason in batch.bad:
-            self.bad_pictures += 1
-            if self.step < self.loader.batches:  # each once
+            if index not in self.bad_pictures:
+                self.bad_pictures.append(index)
                 self.folder.add_skipped(self.splits.train[index].key, reason)
-        if not len(batch.items) or (self.bad_pictures > self.config.most_bad * max(self.seen, 100)):
+        total, bad = len(self.splits.train), len(self.bad_pictures)
+        if not len(batch.items) or bad > self.config.most_bad * max(total, 100):
             index, reason = batch.bad[0] if batch.bad else (0, "")
             raise DataError(
-                f"{self.bad_pictures} of {self.seen} pictures cannot be read, such as {self.splits.train[index].key} "
-                f"({reason}); at most {self.config.most_bad:.0%} may.",
+                f"{bad} of {total} pictures cannot be read, such as {self.splits.train[index].key} ({reason}); at "
+                f"most {self.config.most_bad:.0%} may.",
                 hint="`vitral data` lists them; most_bad sets another limit.",
             )
 
@@ -376,7 +391,7 @@ class Training:
 
     # ---- scores ----
 
-    def ready(self) -> Ready:
+    def ready(self, precision: str | None = None) -> Ready:
         """The model as it is now, to be asked."""
         return Ready(
             model=self.learner.model.eval(),
@@ -385,16 +400,24 @@ class Training:
             has_names=True,
             multi_label=self.data.multi_label,
             device=self.learner.device,
-            precision=str(self.config.precision),
+            precision=precision or str(self.config.precision),
             run=None,
         )
 
-    def ask(self, loader: Loader) -> Gathered:
-        return finished(gather(loader, self.ready().logits))
+    def ask(self, ready: Ready, loader: Loader, what: str) -> Generator[Event, None, Gathered]:
+        """What the model says about every picture; told while it goes on."""
+        answers: Gathered | None = None
+        for event in gather(loader, ready.logits):
+            if isinstance(event, Gathered):
+                answers = event
+            else:
+                yield Measuring(what=what, done=event.done, total=event.total)
+        assert answers is not None
+        return answers
 
-    def end_epoch(self, epoch: int) -> EpochEnded:
+    def end_epoch(self, epoch: int) -> Iterator[Event]:
         with self.learner.averaged():
-            answers = self.ask(self.selection)
+            answers = yield from self.ask(self.ready(), self.selection, "selection")
             found: Scores = score(answers.rows, answers.labels)
             is_best = found.top1 > self.best
             if is_best:
@@ -411,7 +434,7 @@ class Training:
             "top5": f"{found.top5:.6f}",
         }
         self.folder.add_row(self.folder.metrics, row)
-        return EpochEnded(
+        yield EpochEnded(
             epoch=epoch,
             step=self.step,
             train_loss=train_loss,
@@ -439,22 +462,24 @@ class Training:
         if self.config.from_weights and self.config.tune.what != "all":
             save_adapter(self.folder.adapter, model, self.config.from_weights)
 
-    def finish(self) -> Finished:
+    def finish(self) -> Iterator[Event]:
         """The best model on the pictures that nothing has seen yet."""
         if self.best_step:
             self.learner.model = load(self.folder.model).model.to(self.learner.device)
         start = time.perf_counter()
-        found: Evaluation = summarise(self.ask(self.held_out), self.data.classes)
+        exact = self.ready("float32")  # as `vitral evaluate` has it
+        answers = yield from self.ask(exact, self.held_out, "held out")
+        found: Evaluation = summarise(answers, self.data.classes)
         speed = len(self.splits.held_out) / (time.perf_counter() - start)
         found = replace(found, images_per_second=speed, split=self.splits.reasons["held_out"])
         facts = {
             "best_step": self.best_step,
             "steps": self.step,
             "train_seconds": round(self.seconds, 3),
-            "bad_pictures": self.bad_pictures,
+            "bad_pictures": len(self.bad_pictures),
             "parameters": sum(p.numel() for p in self.learner.model.parameters()),
         }
-        write_report(
+        write_results(
             self.folder,
             found,
             config=self.config,
@@ -464,7 +489,7 @@ class Training:
             decisions=self.decisions,
             baseline=self.baseline,
         )
-        return Finished(
+        yield Finished(
             folder=self.folder.folder,
             held_out=found.as_dict(),
             best_step=self.best_step,
@@ -473,7 +498,6 @@ class Training:
 
 
 _FACTS = (
-    "seen",
     "bad_pictures",
     "best",
     "best_step",

@@ -46,16 +46,18 @@ def as_targets(labels: Tensor, classes: int, smoothing: float) -> Tensor:
     return targets if not smoothing else targets * (1 - smoothing) + smoothing / classes
 
 
-def soft_loss(logits: Tensor, targets: Tensor, kind: str, weights: Tensor | None) -> Tensor:
+def soft_loss(
+    logits: Tensor, targets: Tensor, kind: str, weights: Tensor | None, whole: Tensor | None = None
+) -> Tensor:
     """softmax: cross-entropy; sigmoid: the sum over classes of binary ones. Mean over the pictures; with class weights
-    the weighted mean."""
+    the weighted mean. ``whole`` are the targets of the batch that these are a part of: parts add up to its loss."""
     logits = logits.float()
+    whole = targets if whole is None else whole
     if kind == "softmax":
         each = -(targets * (weights if weights is not None else 1.0) * logits.log_softmax(dim=1)).sum(dim=1)
-        total = len(targets) if weights is None else (targets * weights).sum()
-        return each.sum() / total
+        return each.sum() / (len(whole) if weights is None else (whole * weights).sum())
     each = F.binary_cross_entropy_with_logits(logits, targets, weight=weights, reduction="none")
-    return each.sum(dim=1).mean()
+    return each.sum() / len(whole)
 
 
 def balanced_weights(counts: list[int]) -> Tensor:

@@ -107,7 +107,7 @@ def _digest(path: Path) -> str:
 def _to_disk(path: Path) -> None:
     if path.is_dir() and os.name == "nt":
         return  # Windows has no handle for folders
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows flushes only what can be written
     try:
         os.fsync(handle)
     finally:

@@ -61,10 +61,6 @@ def add_lora(model: ViT, rank: int) -> None:
             parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, rank))  # type: ignore[arg-type]
 
 
-def has_lora(model: ViT) -> bool:
-    return any(isinstance(module, LowRank) for module in model.modules())
-
-
 def merged_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """A state dict with LoRA's products added to the matrices that they belong to, under their plain names."""
     merged = {}
