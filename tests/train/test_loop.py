@@ -12,9 +12,10 @@ import vitral
 from tests.data.pictures import class_folders
 from vitral.data.sources import open_data
 from vitral.data.splits import settle_splits
+from vitral.measure.metrics import Scores
 from vitral.train.events import Began, Decided, EpochEnded, Event, Finished, Stepped, Warned
 from vitral.train.learner import Learner, TrainingError
-from vitral.train.loop import Training, train
+from vitral.train.loop import Training, is_better, train
 from vitral.train.state import load_state
 
 TINY: dict[str, Any] = dict(
@@ -212,6 +213,17 @@ def test_half_precision_learns_and_leaves_out_steps_that_do_not_fit(folder: Path
     state, _ = load_state(tmp_path / "run" / "state")
     assert state is not None
     assert 1 <= state.facts["loss_scale"] <= 2**14
+
+
+def test_the_best_epoch_is_by_top1_and_by_loss_where_few_pictures_cannot_tell() -> None:
+    def better(top1: float, loss: float, images: int, best: float, best_loss: float) -> bool:
+        return is_better(Scores(images=images, loss=loss, top1=top1, top5=1.0), best, best_loss)
+
+    assert better(0.5, 9.0, 100, -1.0, float("inf"))
+    assert better(0.90, 0.30, 10_000, 0.80, 0.20)  # clearly better, whatever the loss
+    assert not better(0.80, 0.10, 10_000, 0.90, 0.20)  # clearly worse
+    assert better(0.975, 0.10, 100, 0.985, 0.12)  # one picture of a hundred says nothing, the loss does
+    assert not better(0.985, 0.13, 100, 0.975, 0.12)
 
 
 def test_early_stopping_and_time_budget(folder: Path, tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 """Randomness in training, keyed by (seed, epoch, sample): the same picture in the same epoch always comes out the same,
 whoever loads it and in whatever order.
 
-    crop -> flip -> turn, zoom, shift -> RandAugment -> colour -> erase
+    crop -> flip -> turn, slant, zoom, shift -> RandAugment -> colour -> erase
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import cos, exp, log, radians, sin, sqrt
+from math import cos, exp, log, radians, sin, sqrt, tan
 from typing import Literal
 
 import numpy as np
@@ -41,6 +41,8 @@ class Augment:
     """Chance of mirroring left and right."""
     rotate: float = 0.0
     """Turned by up to so many degrees."""
+    shear: float = 0.0
+    """Slanted by up to so many degrees."""
     zoom: float = 0.0
     """Made larger or smaller by up to this part: 0.1 is 90 to 110 %."""
     shift: float = 0.0
@@ -60,7 +62,16 @@ class Augment:
         for name in ("flip", "erase"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is a chance and must be from 0 to 1.")
-        for name in ("rotate", "zoom", "shift", "randaugment", "randaugment_magnitude", "jitter", "crop_shift"):
+        for name in (
+            "rotate",
+            "shear",
+            "zoom",
+            "shift",
+            "randaugment",
+            "randaugment_magnitude",
+            "jitter",
+            "crop_shift",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must not be negative.")
         for name in ("crop_area", "crop_aspect"):
@@ -92,7 +103,7 @@ def augment(
             image = shifted(image, how.crop_shift, random)
     if how.flip and random.random() < how.flip:
         image = image.flip(2)
-    if how.rotate or how.zoom or how.shift:
+    if how.rotate or how.shear or how.zoom or how.shift:
         image = turned(image, how, preprocess, random)
     if how.randaugment or how.jitter:
         image = recoloured(image, how, random)
@@ -165,14 +176,16 @@ def _mirrored(side: int, most: int, random: Generator) -> np.ndarray:
 
 
 def turned(image: Tensor, how: Augment, preprocess: Preprocess, random: Generator) -> Tensor:
-    """Rotation, zoom and shift in one affine map, bilinear; what comes in from outside is the corner's colour."""
+    """Turn, slant, zoom and shift in one affine map, bilinear; what comes in from outside has the corner's colour."""
     angle = radians(random.uniform(-how.rotate, how.rotate))
     scale = 1 / random.uniform(1 - how.zoom, 1 + how.zoom) if how.zoom else 1.0
     height, width = image.shape[1:]
     dx, dy = (random.uniform(-how.shift, how.shift) * side for side in (width, height))
+    slant = tan(radians(random.uniform(-how.shear, how.shear))) if how.shear else 0.0
     a, b = cos(angle) * scale, sin(angle) * scale
     cx, cy = (width - 1) / 2, (height - 1) / 2
-    matrix = (a, b, cx - a * (cx + dx) - b * (cy + dy), -b, a, cy + b * (cx + dx) - a * (cy + dy))
+    c, d = b + slant * a, a - slant * b  # the turn after the slant
+    matrix = (a, c, cx - a * (cx + dx) - c * (cy + dy), -b, d, cy + b * (cx + dx) - d * (cy + dy))
     fill = image[:, 0, 0].tolist()
     bands = [
         Image.fromarray(band.numpy()).transform(

@@ -7,7 +7,6 @@ from vitral.data.sources import split_off
 from vitral.errors import DataError
 
 SELECTION = 0.1
-"""The part of the training pictures that chooses the best epoch, where the data bring no validation split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +18,9 @@ class Splits:
     """Why these pictures are the selection, and why those are held out."""
 
 
-def settle_splits(data: Dataset, other: Dataset | None = None) -> Splits:
-    """What is trained on, what chooses the best epoch, and what is touched once, at the end."""
+def settle_splits(data: Dataset, other: Dataset | None = None, selected: float = SELECTION) -> Splits:
+    """What is trained on, what chooses the best epoch (a part of the training pictures, unless the data bring a
+    validation split), and what is touched once, at the end."""
     train = data.splits.get("train", ())
     reasons = {}
     if other is not None:
@@ -34,10 +34,10 @@ def settle_splits(data: Dataset, other: Dataset | None = None) -> Splits:
     if "val" in data.splits and ("test" in data.splits or other is not None):
         selection, reasons["selection"] = data.splits["val"], "the data's own val split"
     else:
-        rest, part = split_off(train, SELECTION, salt="selection")
+        rest, part = split_off(train, selected, salt="selection")
         if part and len(rest) > len(part):
             train, selection = tuple(rest), tuple(part)
-            reasons["selection"] = "a tenth of the training ones"
+            reasons["selection"] = f"{selected:.0%} of the training ones"
         else:
             selection, reasons["selection"] = train, "the training ones: there are too few to take some away"
     if not train:

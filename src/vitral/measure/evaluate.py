@@ -13,7 +13,7 @@ from vitral.data.items import Dataset, Item
 from vitral.data.loader import Loader, Pictures
 from vitral.data.scan import Progress
 from vitral.data.sources import open_data, split_off
-from vitral.data.splits import own_held_out, settle_splits
+from vitral.data.splits import SELECTION, own_held_out, settle_splits
 from vitral.errors import ConfigError, DataError
 from vitral.measure.evaluation import Evaluation, describe_difference, of_features, summarise
 from vitral.measure.few_shot import few_shot, neighbours
@@ -112,7 +112,8 @@ def choose_pictures(ready: Ready, data: str | Path | None, *, needs_train: bool)
             hint="Name the data to measure on: vitral evaluate RUN DATA.",
         )
     if is_own:
-        splits = settle_splits(found, open_data(config["val"]) if config.get("val") else None)
+        other = open_data(config["val"]) if config.get("val") else None
+        splits = settle_splits(found, other, config.get("selection", SELECTION))
         return Asked(data=found, train=splits.train, held_out=splits.held_out, why=splits.reasons["held_out"])
     train = found.splits.get("train", ())
     if own := own_held_out(found):

@@ -87,6 +87,8 @@ class TrainConfig:
     """A folder of class folders, a table, tar shards, hf:owner/name, or builtin:digits."""
     val: str | None = None
     """Other data to hold out, instead of a split of these."""
+    selection: float = 0.1
+    """The part of the training pictures that chooses the best epoch, where the data bring no val split."""
     model: str = "auto"
     """A name such as vit-s16, for training from scratch."""
     from_weights: str | None = None
@@ -153,6 +155,8 @@ def _check_numbers(config: TrainConfig) -> None:
         value = getattr(config, name)
         if isinstance(value, int | float) and value < bound:
             raise ConfigError(f"{name}={value} must be at least {bound:g}.")
+    if not 0 < config.selection < 1:
+        raise ConfigError(f"selection={config.selection} must be above 0 and below 1.")
     for name in ("ema", "dropout", "drop_path"):
         if not 0 <= getattr(config, name) < 1:
             raise ConfigError(f"{name}={getattr(config, name)} must be at least 0 and below 1.")

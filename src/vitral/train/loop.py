@@ -8,6 +8,7 @@ import shlex
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import asdict, replace
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ class Training:
         self.step = 0
         self.bad_pictures: list[int] = []
         """Which training pictures could not be read so far."""
-        self.best, self.best_step, self.best_epoch = -1.0, 0, -1
+        self.best, self.best_loss, self.best_step, self.best_epoch = -1.0, float("inf"), 0, -1
         self.loss_sum, self.loss_steps = 0.0, 0
         self.seconds = 0.0
         self.decisions: list[Decided] = []
@@ -169,7 +170,7 @@ class Training:
         yield from (Warned(message=note) for note in self.data.notes)
         if len(self.data.classes) < 2:
             raise DataError(f"{self.data.name} has one class, and telling one apart from nothing cannot be learnt.")
-        self.splits = settle_splits(self.data, other)
+        self.splits = settle_splits(self.data, other, self.config.selection)
         yield from tell_splits(self.splits)
         if not self.resumed:
             held = load(self.config.from_weights) if self.config.from_weights else None
@@ -419,10 +420,12 @@ class Training:
         with self.learner.averaged():
             answers = yield from self.ask(self.ready(), self.selection, "selection")
             found: Scores = score(answers.rows, answers.labels)
-            is_best = found.top1 > self.best
+            is_best = is_better(found, self.best, self.best_loss)
             if is_best:
-                self.best, self.best_step, self.best_epoch = found.top1, self.step, epoch
+                self.best_loss, self.best_step = found.loss, self.step
                 self.save_model()
+            if found.top1 > self.best:
+                self.best, self.best_epoch = found.top1, epoch
         train_loss = self.loss_sum / max(1, self.loss_steps)
         self.loss_sum, self.loss_steps = 0.0, 0
         row = {
@@ -497,9 +500,17 @@ class Training:
         )
 
 
+def is_better(found: Scores, best: float, best_loss: float) -> bool:
+    """By top-1; where the selection is too small to tell (within one standard error of the best so far) by the loss,
+    which says more with few pictures."""
+    noise = sqrt(found.top1 * (1 - found.top1) / max(1, found.images))
+    return found.top1 > best + noise or (found.top1 >= best - noise and found.loss < best_loss)
+
+
 _FACTS = (
     "bad_pictures",
     "best",
+    "best_loss",
     "best_step",
     "best_epoch",
     "loss_sum",
