@@ -1,5 +1,6 @@
 """Small networks for the tests, with every parameter random so that nothing hides behind a zero."""
 
+import os
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ def small_model(**overrides: Any) -> ViT:
     return model
 
 
-torch.set_num_threads(1)  # the tests run side by side
+torch.set_num_threads(1)  # the tests run side by side,
+os.environ["OMP_NUM_THREADS"] = "1"  # and so do the commands that they start
 
 
 @pytest.fixture(autouse=True)

@@ -207,3 +207,12 @@ def test_what_is_trained(what: Any, trained: list[str]) -> None:
     for name, parameter in model.named_parameters():
         is_addition = "parametrizations" in name and not name.endswith("original")
         assert parameter.requires_grad == (name.startswith(tuple(trained)) or is_addition), name
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_parts_of_a_batch_add_up_to_its_loss_with_class_weights(kind: str) -> None:
+    logits, weights = torch.randn(12, 4), torch.tensor([0.2, 1.0, 3.0, 0.5])
+    targets = as_targets(torch.randint(0, 4, (12,)), 4, 0.1)
+    whole = soft_loss(logits, targets, kind, weights)
+    parts = [soft_loss(logits[at : at + 4], targets[at : at + 4], kind, weights, whole=targets) for at in (0, 4, 8)]
+    torch.testing.assert_close(sum(parts), whole)

@@ -77,6 +77,9 @@ def _training(told: dict[str, Any]) -> str:
         f"{told['steps']:,} steps in {in_time(told['train_seconds'])}; {parameters} parameters. "
         f"The best epoch, by the selection, ended at step {told['best_step']:,}."
     ]
+    lines.append(
+        "Training pictures are changed at random, and labels may be smoothed: their loss can lie above the selection's."
+    )
     if found := told.get("baseline"):
         lines.append(
             f"Before training, the features of the starting weights gave {found['knn']:.1%} by nearest neighbours and "
