@@ -56,8 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _let_go_of_the_pipe()
         raise
     except OSError as error:
-        where = f" {error.filename}" if error.filename else ""
-        _leave(1, f"The system refused{where}: {error.strerror or error}.", debug, error)
+        reason = error.strerror or error
+        told = f"{error.filename}: {reason}." if error.filename else f"The result could not be written: {reason}."
+        _leave(1, told, debug, error)
 
 
 def _let_go_of_the_pipe() -> None:

@@ -1,6 +1,7 @@
 """Plots as SVG text, so that a page needs no other file and stays sharp."""
 
 import io
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,9 +35,8 @@ def _figure(width: float, height: float) -> Iterator[tuple[Any, list[str]]]:
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure, told
         stream = io.StringIO()
-        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
-        told.append(stream.getvalue().partition("<svg")[2])
-    told[0] = f"<svg{told[0]}"
+        figure.savefig(stream, format="svg", transparent=True)
+        told.append(re.sub(r".*?(<svg.*?)<metadata>.*?</metadata>", r"\1", stream.getvalue(), count=1, flags=re.DOTALL))
 
 
 def draw_curves(losses: Sequence[dict[str, str]], epochs: Sequence[dict[str, str]]) -> str:
