@@ -72,7 +72,10 @@ def test_links_to_files_lead_somewhere() -> None:
                 assert (page.parent / target).exists(), f"{name(page)} -> {target}"
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=name)
+EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.stem != "demo"]  # it has test_demo.py
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=name)
 def test_examples(example: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-W", "error", example], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
