@@ -24,4 +24,5 @@ def test_the_demo_ends_in_a_report_and_right_answers(tmp_path: Path) -> None:
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 3
     assert "http" not in page.replace("http://www.w3.org", "").replace("https://www.w3.org", "")  # opens offline
-    assert page.count("data:image/png;base64") == 1 + len(told["held_out"]["mistakes"])
+    pictures = 2 + len(told["held_out"]["mistakes"])  # with the contact sheet and the confusion matrix
+    assert page.count("data:image/png;base64") == pictures
