@@ -145,6 +145,23 @@ def test_predict_goes_on_where_the_file_was_cut(
     assert "Row 1" in other.stderr
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+@pytest.mark.parametrize("length", [0, 5, 30, 120])
+def test_predict_goes_on_when_not_even_one_row_was_written(
+    model: str, photos: Path, tmp_path: Path, suffix: str, length: int
+) -> None:
+    """Cut inside of the first row, or with nothing but the line of names."""
+    whole, part = tmp_path / f"whole{suffix}", tmp_path / f"part{suffix}"
+    assert run("predict", model, str(photos), "--out", str(whole)).returncode == 0
+    part.write_bytes(whole.read_bytes()[:length])
+    assert run("predict", model, str(photos), "--out", str(part), "--resume").returncode == 0
+    assert part.read_bytes() == whole.read_bytes()
+    header = whole.read_bytes().partition(b"\n")[0] + b"\n"
+    part.write_bytes(header)
+    assert run("predict", model, str(photos), "--out", str(part), "--resume").returncode == 0
+    assert names_in(part) == names_in(whole)
+
+
 def test_predict_survives_kill_9(model: str, photos: Path, tmp_path: Path) -> None:
     """Killed at some moment, again and again, then left to end: every row is there, once."""
     files = [str(path) for path in sorted(photos.glob("*/*.png"))] * 10

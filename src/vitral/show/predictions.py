@@ -5,6 +5,7 @@ import io
 import json
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +20,12 @@ Top = list[tuple[str, float]]
 def open_rows(out: Path | None, format: str, top: int, files: Sequence[str], *, resume: bool) -> "Iterator[Rows]":
     """What the rows of these files go to; a file is never written over, and only gone on with by ``resume``."""
     if out is None:
-        kinds = {"human": HumanRows, "json": JsonRows, "csv": CsvRows, "quiet": QuietRows}
-        rows = kinds[format](sys.stdout, top)
+        shown: dict[str, type[Rows]] = {"human": HumanRows, "json": JsonRows, "csv": CsvRows, "quiet": QuietRows}
+        rows = shown[format](sys.stdout, top)
         rows.begin()
         yield rows
         return
-    kinds = {".csv": CsvRows, ".jsonl": JsonRows, ".json": JsonRows}
+    kinds: dict[str, type[FileRows]] = {".csv": CsvRows, ".jsonl": JsonRows, ".json": JsonRows}
     if out.suffix.lower() not in kinds:
         raise ConfigError(f"--out {out} must end in .csv or .jsonl.")
     if out.exists() and not resume:
@@ -35,12 +36,12 @@ def open_rows(out: Path | None, format: str, top: int, files: Sequence[str], *, 
 
 
 @contextmanager
-def _open_to_go_on(out: Path, kind: "type[Rows]", top: int, files: Sequence[str]) -> "Iterator[Rows]":
+def _open_to_go_on(out: Path, kind: "type[FileRows]", top: int, files: Sequence[str]) -> "Iterator[Rows]":
     try:
         content = out.read_bytes() if out.exists() else b""
         complete = kind.complete(content)
         already = kind.parse(complete.decode("utf-8"), top)
-        if content and not already:
+        if not kind.START.startswith(content[: len(kind.START)]):
             raise ConfigError(f"{out} holds no predictions, so there is nothing to go on with.")
         check_rows(already, files)
         stream = out.open("r+b" if out.exists() else "xb")
@@ -71,7 +72,7 @@ def writable(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-class Rows:
+class Rows(ABC):
     """A row for each picture: add or add_error; ``keep`` brings them to the disk."""
 
     def __init__(self, stream: TextIO, top: int):
@@ -88,19 +89,26 @@ class Rows:
     def failed(self) -> int:
         return sum(failed for _, failed in self.already)
 
-    def begin(self) -> None:
+    def begin(self) -> None:  # noqa: B027 (most kinds have nothing before their rows)
         """What comes before the rows."""
 
-    def add(self, file: str, top: Top) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def add(self, file: str, top: Top) -> None: ...
 
-    def add_error(self, file: str, reason: str) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def add_error(self, file: str, reason: str) -> None: ...
 
     def keep(self) -> None:
         self.stream.flush()
         if self.is_file:
             os.fsync(self.stream.fileno())
+
+
+class FileRows(Rows):
+    """Rows that can be read again."""
+
+    START: bytes
+    """What such a file begins with."""
 
     @staticmethod
     def complete(content: bytes) -> bytes:
@@ -108,12 +116,14 @@ class Rows:
         return content[: content.rfind(b"\n") + 1]
 
     @staticmethod
+    @abstractmethod
     def parse(text: str, top: int) -> list[tuple[str, bool]]:
         """Names, and whether they failed; ConfigError when the rows were not made with this ``top``."""
-        raise NotImplementedError
 
 
-class JsonRows(Rows):
+class JsonRows(FileRows):
+    START = b'{"file": '
+
     def add(self, file: str, top: Top) -> None:
         places = [{"label": label, "probability": probability} for label, probability in top]
         self._write({"file": writable(file), **places[0], "top": places})
@@ -137,8 +147,10 @@ class JsonRows(Rows):
         return found
 
 
-class CsvRows(Rows):
+class CsvRows(FileRows):
     """file, label, probability, label_2, probability_2, ..., error."""
+
+    START = b"file,label,probability,"
 
     def begin(self) -> None:
         pairs = [("label", "probability"), *((f"label_{k}", f"probability_{k}") for k in range(2, self.top + 1))]
