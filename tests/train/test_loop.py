@@ -13,9 +13,10 @@ from tests.data.pictures import class_folders
 from vitral.data.sources import open_data
 from vitral.data.splits import settle_splits
 from vitral.measure.metrics import Scores
+from vitral.train.best import Best
 from vitral.train.events import Began, Decided, EpochEnded, Event, Finished, Stepped, Warned
 from vitral.train.learner import Learner, TrainingError
-from vitral.train.loop import Training, is_better, train
+from vitral.train.loop import Training, train
 from vitral.train.state import load_state
 
 TINY: dict[str, Any] = dict(
@@ -217,7 +218,7 @@ def test_half_precision_learns_and_leaves_out_steps_that_do_not_fit(folder: Path
 
 def test_the_best_epoch_is_by_top1_and_by_loss_where_few_pictures_cannot_tell() -> None:
     def better(top1: float, loss: float, images: int, best: float, best_loss: float) -> bool:
-        return is_better(Scores(images=images, loss=loss, top1=top1, top5=1.0), best, best_loss)
+        return Best(top1=best, loss=best_loss).take(Scores(images=images, loss=loss, top1=top1, top5=1.0), 1, 1)
 
     assert better(0.5, 9.0, 100, -1.0, float("inf"))
     assert better(0.90, 0.30, 10_000, 0.80, 0.20)  # clearly better, whatever the loss

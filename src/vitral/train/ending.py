@@ -1,4 +1,4 @@
-"""Around a run: what the starting features are worth before it, and what is written down after it."""
+"""Around a run: what the starting features are worth, and what is written down before and after it."""
 
 import platform
 import shlex
@@ -71,6 +71,24 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
         "device": str(device),
         "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def describe_run(
+    config: TrainConfig, data: Dataset, splits: Splits, decisions: Sequence[Decided], baseline: Baseline | None
+) -> dict[str, Any]:
+    """The manifest of a run that begins."""
+    parts = {"train": splits.train, "selection": splits.selection, "held_out": splits.held_out}
+    return {
+        **describe_machine(torch.device(config.device)),
+        "data": config.data,
+        "data_fingerprint": data.fingerprint(),
+        "classes": list(data.classes),
+        "seed": config.seed,
+        "pictures": {name: len(items) for name, items in parts.items()},
+        "decisions": [[one.name, str(one.value), one.reason] for one in decisions],
+        "baseline": None if baseline is None else asdict(baseline),
+        "resumes": [],
     }
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from vitral.data.items import Dataset
 from vitral.data.sources import open_data
 from vitral.errors import ConfigError
-from vitral.train.config import TrainConfig, read_toml, recipe_path, with_settings
+from vitral.runs import Run
+from vitral.train.config import TrainConfig, as_settings, read_toml, recipe_path, with_settings
 from vitral.train.decide import SMALL, typical_side
 
 
@@ -49,6 +50,31 @@ def over(settled: TrainConfig, settings: Mapping[str, Any], origin: str) -> Trai
         raise ConfigError(f"{origin}: {' and '.join(asked)} both say how long to train.", hint="Give one of them.")
     others = {name: value for name, value in _LENGTHS.items() if asked and name not in asked}
     return with_settings(with_settings(settled, others, origin), settings, origin)
+
+
+def flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """optim=dict(lr=1) -> optim.lr: 1."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= (
+            {f"{name}.{part}": inner for part, inner in value.items()} if isinstance(value, dict) else {name: value}
+        )
+    return found
+
+
+def reopen(folder: Path, data: str | Path | None, settings: dict[str, Any]) -> tuple[Run, TrainConfig]:
+    """A run that is gone on with, and its settings; what is said again must be the same."""
+    run = Run.open(folder)
+    config = with_settings(None, read_toml(run.config), str(run.config))
+    known = as_settings(config)
+    asked = as_settings(with_settings(config, {**flat(settings), **({"data": str(data)} if data else {})}, "--resume"))
+    for name, value in asked.items():
+        if known.get(name) != value:
+            raise ConfigError(
+                f"{name} is {known.get(name)!r} in {run.folder}, and {value!r} now.",
+                hint="A resumed run keeps its settings; leave it out, or start another run.",
+            )
+    return run, config
 
 
 _LENGTHS = {"steps": None, "epochs": "auto", "minutes": None}

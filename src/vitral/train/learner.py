@@ -1,5 +1,6 @@
 """One step of learning: a batch in, gradients, and the weights moved; with all state that the next step depends on."""
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from math import isfinite
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitral.data.augment import random_generator
-from vitral.data.loader import Batch
+from vitral.data.loader import Batch, Loader
 from vitral.devices import keep_freed_memory
 from vitral.errors import VitralError
 from vitral.measure.ready import to_device
@@ -98,6 +99,21 @@ class Learner:
             (loss * self.loss_scale).backward()
             total += loss.item()
         return total
+
+    def time_a_step(self, loader: Loader) -> float:
+        """Seconds: the median of a few steps that change nothing."""
+        state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        times = []
+        start = time.perf_counter()
+        for number, batch in enumerate(loader.epoch(0)):  # from batch to batch: loading takes time, too
+            self.gradients(batch, step=0)
+            self.optimiser.zero_grad()
+            times.append(time.perf_counter() - start)
+            start = time.perf_counter()
+            if number == 6:
+                break
+        self.model.load_state_dict(state)
+        return sorted(times)[len(times) // 2] * 1.15  # the optimiser and evaluation
 
     def precision(self) -> AbstractContextManager[object]:
         if self.config.precision == "float32":

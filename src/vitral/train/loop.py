@@ -8,7 +8,6 @@ import shlex
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import asdict, replace
-from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,20 @@ import torch
 from vitral.data.items import Dataset, counts
 from vitral.data.loader import Batch, Loader
 from vitral.data.sources import open_data
-from vitral.data.splits import Splits, settle_splits
+from vitral.data.splits import settle_splits
 from vitral.devices import choose_device
-from vitral.errors import ConfigError, DataError
+from vitral.errors import DataError
 from vitral.measure.evaluation import Evaluation, summarise
 from vitral.measure.metrics import Scores, score
 from vitral.measure.predictions import Gathered, gather
 from vitral.measure.ready import Ready
 from vitral.model.sizes import canonical_name
-from vitral.model.vit import ViT
 from vitral.runs import Run
+from vitral.train.best import Best, save_best
 from vitral.train.build import build_loaders, build_model
-from vitral.train.config import TrainConfig, as_settings, as_toml, read_toml, with_settings
+from vitral.train.config import TrainConfig, as_toml
 from vitral.train.decide import Decisions
-from vitral.train.ending import describe_machine, measure_start, write_results
+from vitral.train.ending import describe_run, measure_start, write_results
 from vitral.train.events import (
     Baseline,
     Began,
@@ -45,16 +44,13 @@ from vitral.train.events import (
     Warned,
     as_line,
 )
-from vitral.train.layers import gather_layers
+from vitral.train.layers import flat, gather_layers, reopen
 from vitral.train.learner import Learner, TrainingError
 from vitral.train.mixing import balanced_weights
 from vitral.train.schedule import factor
 from vitral.train.signals import Signals
 from vitral.train.state import State, load_state, save_state
-from vitral.train.tune import merged_state, save_adapter
-from vitral.weights.checkpoint import Checkpoint
 from vitral.weights.load import load
-from vitral.weights.save import save
 
 CURVE_POINTS = 200
 
@@ -94,37 +90,6 @@ def train_settled(config: TrainConfig, out: str | Path | None = None, data: Data
     yield from Training(config, None if out is None else Path(out), resumed=False, data=data).run()
 
 
-def tell_splits(splits: Splits) -> list[Decided]:
-    sizes = {"held_out": len(splits.held_out), "selection": len(splits.selection)}
-    return [
-        Decided(name=name, value=f"{sizes[name]:,} pictures", reason=reason) for name, reason in splits.reasons.items()
-    ]
-
-
-def flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """optim=dict(lr=1) -> optim.lr: 1."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        found |= (
-            {f"{name}.{part}": inner for part, inner in value.items()} if isinstance(value, dict) else {name: value}
-        )
-    return found
-
-
-def reopen(folder: Path, data: str | Path | None, settings: dict[str, Any]) -> tuple[Run, TrainConfig]:
-    run = Run.open(folder)
-    config = with_settings(None, read_toml(run.config), str(run.config))
-    known = as_settings(config)
-    asked = as_settings(with_settings(config, {**flat(settings), **({"data": str(data)} if data else {})}, "--resume"))
-    for name, value in asked.items():
-        if known.get(name) != value:
-            raise ConfigError(
-                f"{name} is {known.get(name)!r} in {run.folder}, and {value!r} now.",
-                hint="A resumed run keeps its settings; leave it out, or start another run.",
-            )
-    return run, config
-
-
 class Training:
     """One run, from settings to a model on disk."""
 
@@ -134,7 +99,7 @@ class Training:
         self.step = 0
         self.bad_pictures: list[int] = []
         """Which training pictures could not be read so far."""
-        self.best, self.best_loss, self.best_step, self.best_epoch = -1.0, float("inf"), 0, -1
+        self.best = Best()
         self.loss_sum, self.loss_steps = 0.0, 0
         self.seconds = 0.0
         self.decisions: list[Decided] = []
@@ -171,7 +136,9 @@ class Training:
         if len(self.data.classes) < 2:
             raise DataError(f"{self.data.name} has one class, and telling one apart from nothing cannot be learnt.")
         self.splits = settle_splits(self.data, other, self.config.selection)
-        yield from tell_splits(self.splits)
+        sizes = {"held_out": len(self.splits.held_out), "selection": len(self.splits.selection)}
+        for name, reason in self.splits.reasons.items():
+            yield Decided(name=name, value=f"{sizes[name]:,} pictures", reason=reason)
         if not self.resumed:
             held = load(self.config.from_weights) if self.config.from_weights else None
             self.config, made = Decisions(self.config, self.data, self.splits.train, held).run()
@@ -210,7 +177,7 @@ class Training:
     def plan(self) -> Iterator[Event]:
         """How many steps; with a time budget by the speed of a few, and then never again."""
         if self.config.epochs == "auto":
-            seconds = self.time_a_step()
+            seconds = self.learner.time_a_step(self.loader)
             steps = max(1, round(0.85 * 60 * float(self.config.minutes or 0) / seconds))
             epochs = steps / self.loader.batches
             self.config = replace(self.config, epochs=epochs)
@@ -223,22 +190,6 @@ class Training:
         warmup = self.config.optim.warmup_steps
         self.warmup = max(1, self.steps // 20) if warmup == "auto" else int(warmup)
 
-    def time_a_step(self) -> float:
-        """The median of a few steps that change nothing."""
-        model = self.learner.model
-        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        times = []
-        start = time.perf_counter()
-        for number, batch in enumerate(self.loader.epoch(0)):  # from batch to batch: loading takes time, too
-            self.learner.gradients(batch, step=0)
-            self.learner.optimiser.zero_grad()
-            times.append(time.perf_counter() - start)
-            start = time.perf_counter()
-            if number == 6:
-                break
-        model.load_state_dict(state)
-        return sorted(times)[len(times) // 2] * 1.15  # the optimiser and evaluation
-
     def start(self) -> Iterator[Event]:
         """Writes down what was decided, or takes up the state of the run."""
         if self.resumed:
@@ -249,7 +200,7 @@ class Training:
                 for event in measure_start(self.ready(), self.data, self.splits):
                     self.baseline = event if isinstance(event, Baseline) else None
                     yield event
-            self.folder.write_json(self.folder.manifest, self.manifest())
+            self.folder.write_json(self.folder.manifest, self.described())
         parameters = list(self.learner.model.parameters())
         yield Began(
             folder=self.folder.folder,
@@ -260,29 +211,15 @@ class Training:
             trained=sum(p.numel() for p in parameters if p.requires_grad),
         )
 
-    def manifest(self) -> dict[str, Any]:
-        return {
-            **describe_machine(self.learner.device),
-            "data": self.config.data,
-            "data_fingerprint": self.data.fingerprint(),
-            "classes": list(self.data.classes),
-            "seed": self.config.seed,
-            "pictures": {
-                "train": len(self.splits.train),
-                "selection": len(self.splits.selection),
-                "held_out": len(self.splits.held_out),
-            },
-            "decisions": [[one.name, str(one.value), one.reason] for one in self.decisions],
-            "baseline": None if self.baseline is None else asdict(self.baseline),
-            "resumes": [],
-        }
+    def described(self) -> dict[str, Any]:
+        return describe_run(self.config, self.data, self.splits, self.decisions, self.baseline)
 
     # ---- state ----
 
     def restore(self) -> Iterator[Event]:
         state, problems = load_state(self.folder.state)
         yield from (Warned(message=problem) for problem in problems)
-        manifest = self.folder.read_json(self.folder.manifest) or self.manifest()
+        manifest = self.folder.read_json(self.folder.manifest) or self.described()
         self.decisions = [Decided(name=n, value=v, reason=r) for n, v, r in manifest.get("decisions", [])]
         self.baseline = Baseline(**manifest["baseline"]) if manifest.get("baseline") else None
         if state is None:
@@ -290,6 +227,7 @@ class Training:
         else:
             self.learner.load(state.tensors)
             self.learner.loss_scale = state.facts["loss_scale"]
+            self.best = Best(**state.facts["best"])
             for name in _FACTS:
                 setattr(self, name, state.facts[name])
             self.step = state.step
@@ -303,7 +241,8 @@ class Training:
         self.folder.write_json(self.folder.manifest, manifest)
 
     def save_state(self) -> Saved:
-        facts = {name: getattr(self, name) for name in _FACTS} | {"loss_scale": self.learner.loss_scale}
+        facts = {name: getattr(self, name) for name in _FACTS}
+        facts |= {"loss_scale": self.learner.loss_scale, "best": asdict(self.best)}
         path = save_state(self.folder.state, State(step=self.step, tensors=self.learner.state(), facts=facts))
         return Saved(path=path, step=self.step)
 
@@ -313,7 +252,9 @@ class Training:
         started, saved = time.perf_counter(), time.perf_counter()
         begun_at, begun_with = self.step, self.seconds
         every = max(1, self.steps // CURVE_POINTS)
-        while self.step < self.steps and not self.is_tired():
+        while self.step < self.steps and not self.best.is_old(
+            self.step // self.loader.batches - 1, self.config.patience
+        ):
             epoch, number = divmod(self.step, self.loader.batches)
             for batch in self.loader.epoch(epoch, start=number):
                 rate = factor(self.config.optim, self.step, self.steps, self.warmup)
@@ -387,8 +328,7 @@ class Training:
 
     def is_tired(self) -> bool:
         """Early stopping."""
-        epochs_since = self.step // self.loader.batches - 1 - self.best_epoch
-        return bool(self.config.patience) and self.best_epoch >= 0 and epochs_since >= self.config.patience
+        return self.best.is_old(self.step // self.loader.batches - 1, self.config.patience)
 
     # ---- scores ----
 
@@ -420,12 +360,9 @@ class Training:
         with self.learner.averaged():
             answers = yield from self.ask(self.ready(), self.selection, "selection")
             found: Scores = score(answers.rows, answers.labels)
-            is_best = is_better(found, self.best, self.best_loss)
+            is_best = self.best.take(found, self.step, epoch)
             if is_best:
-                self.best_loss, self.best_step = found.loss, self.step
-                self.save_model()
-            if found.top1 > self.best:
-                self.best, self.best_epoch = found.top1, epoch
+                save_best(self.folder, self.learner.model, self.preprocess, self.data, self.config)
         train_loss = self.loss_sum / max(1, self.loss_steps)
         self.loss_sum, self.loss_steps = 0.0, 0
         row = {
@@ -448,26 +385,9 @@ class Training:
             seconds=self.seconds,
         )
 
-    def save_model(self) -> None:
-        """Complete, also where only a part was trained; that part beside it as a small file."""
-        model = self.learner.model
-        whole = ViT(model.config)
-        whole.load_state_dict(merged_state(model.state_dict()))
-        save(
-            Checkpoint(
-                model=whole,
-                preprocess=self.preprocess,
-                labels=self.data.classes,
-                multi_label=self.data.multi_label,
-            ),
-            self.folder.model,
-        )
-        if self.config.from_weights and self.config.tune.what != "all":
-            save_adapter(self.folder.adapter, model, self.config.from_weights)
-
     def finish(self) -> Iterator[Event]:
         """The best model on the pictures that nothing has seen yet."""
-        if self.best_step:
+        if self.best.step:
             self.learner.model = load(self.folder.model).model.to(self.learner.device)
         start = time.perf_counter()
         exact = self.ready("float32")  # as `vitral evaluate` has it
@@ -476,7 +396,7 @@ class Training:
         speed = len(self.splits.held_out) / (time.perf_counter() - start)
         found = replace(found, images_per_second=speed, split=self.splits.reasons["held_out"])
         facts = {
-            "best_step": self.best_step,
+            "best_step": self.best.step,
             "steps": self.step,
             "train_seconds": round(self.seconds, 3),
             "bad_pictures": len(self.bad_pictures),
@@ -495,24 +415,13 @@ class Training:
         yield Finished(
             folder=self.folder.folder,
             held_out=found.as_dict(),
-            best_step=self.best_step,
+            best_step=self.best.step,
             train_seconds=self.seconds,
         )
 
 
-def is_better(found: Scores, best: float, best_loss: float) -> bool:
-    """By top-1; where the selection is too small to tell (within one standard error of the best so far) by the loss,
-    which says more with few pictures."""
-    noise = sqrt(found.top1 * (1 - found.top1) / max(1, found.images))
-    return found.top1 > best + noise or (found.top1 >= best - noise and found.loss < best_loss)
-
-
 _FACTS = (
     "bad_pictures",
-    "best",
-    "best_loss",
-    "best_step",
-    "best_epoch",
     "loss_sum",
     "loss_steps",
     "seconds",
