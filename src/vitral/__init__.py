@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from vitral.errors import WeightsError as WeightsError
     from vitral.measure.evaluate import evaluate as evaluate
     from vitral.measure.evaluation import Evaluation as Evaluation
+    from vitral.model.bit import BiT as BiT
+    from vitral.model.bit_config import BiTConfig as BiTConfig
     from vitral.model.config import ConvStem as ConvStem
     from vitral.model.config import ResNetStem as ResNetStem
     from vitral.model.config import ViTConfig as ViTConfig
     from vitral.model.features import Features as Features
+    from vitral.model.network import create as create
     from vitral.model.record import record_attention as record_attention
     from vitral.model.vit import ViT as ViT
-    from vitral.model.vit import create as create
     from vitral.predict import Prediction as Prediction
     from vitral.predict import Predictor as Predictor
     from vitral.preprocess import Preprocess as Preprocess
@@ -44,11 +46,13 @@ _HOME = {
     "Preprocess": "preprocess",
     "Report": "weights.report",
     "ResNetStem": "model.config",
+    "BiT": "model.bit",
+    "BiTConfig": "model.bit_config",
     "ViT": "model.vit",
     "ViTConfig": "model.config",
     "VitralError": "errors",
     "WeightsError": "errors",
-    "create": "model.vit",
+    "create": "model.network",
     "evaluate": "measure.evaluate",
     "load": "weights.load",
     "record_attention": "model.record",

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.conftest import small_config
-from vitral import ConvStem, ResNetStem, ViT, ViTConfig
+from vitral import ConvStem, ResNetStem
 from vitral.model.cost import count_cost
+from vitral.model.network import Config, build
 from vitral.model.sizes import NAMES, named_config
 
 VARIANTS: list[dict[str, Any]] = [
@@ -25,9 +26,9 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-def check_against_the_network(config: ViTConfig) -> None:
+def check_against_the_network(config: Config) -> None:
     with torch.device("meta"):
-        model = ViT(config).eval()
+        model = build(config).eval()
         images = torch.empty(1, config.channels, *config.image_hw)
     cost = count_cost(config)
     assert cost.parameters == sum(parameter.numel() for parameter in model.parameters())
@@ -51,9 +52,9 @@ def test_another_size() -> None:
     assert count_cost(config, (384, 384)) == count_cost(named_config("vit-s16", image_size=384, position_grid=(14, 14)))
 
 
-def measure_kept_for_backward(config: ViTConfig, batch: int) -> int:
+def measure_kept_for_backward(config: Config, batch: int) -> int:
     """Bytes of all distinct storages that autograd saves, other than parameters."""
-    model = ViT(config)
+    model = build(config)
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, Tensor] = {}
 
@@ -74,6 +75,7 @@ def measure_kept_for_backward(config: ViTConfig, batch: int) -> int:
         ("vit-s16", dict(stem=ConvStem(), patch_size=1), 0.05),
         ("r26-vit-s32", {}, 0.05),
         ("r-vit-ti16", {}, 0.05),
+        ("bit-r26x1", {}, 0.02),
     ],
 )
 def test_memory_for_the_backward_pass(name: str, fields: dict[str, Any], tolerance: float) -> None:

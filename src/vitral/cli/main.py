@@ -25,6 +25,7 @@ app.command("vitral.cli.predict:predict", help="Labels for pictures.")
 app.command("vitral.cli.features:features", help="Embeddings of pictures, as npz or Parquet.")
 app.command("vitral.cli.data:data", help="Look at a dataset before training on it.")
 app.command("vitral.cli.models:models", help="Names, parameters, FLOPs and memory of the models.")
+app.command("vitral.cli.plan:plan", help="Operations, memory, time and price of a training run, before it is begun.")
 app.command(
     "vitral.cli.describe:describe", help="Any checkpoint: its dialect, config, and what became of every tensor."
 )

@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from vitral.errors import ConfigError, DataError, did_you_mean
+from vitral.model.config import ViTConfig
 from vitral.model.cost import count_cost
 from vitral.model.sizes import NAMES, canonical_name, named_config
 from vitral.show.console import Format, show_json, show_lines
@@ -56,6 +57,8 @@ def find_models(words: tuple[str, ...]) -> list[str]:
 
 
 def _description(name: str) -> str:
+    if name.startswith("bit"):
+        return "baseline resnet"
     if name.startswith("r"):
         return "hybrid"
     return "small" if any(size in name for size in ("pico", "nano", "micro")) else ""
@@ -79,13 +82,14 @@ def model_row(name: str, image_size: tuple[int, int] | None) -> ModelRow | None:
         cost = count_cost(config, size)
     except DataError:
         return None
+    is_vit = isinstance(config, ViTConfig)
     return ModelRow(
         name=name,
         width=config.width,
-        depth=config.depth,
-        heads=config.heads,
-        mlp_width=config.mlp_width,
-        patch_size=config.patch_hw,
+        depth=config.depth if is_vit else config.blocks,
+        heads=config.heads if is_vit else None,
+        mlp_width=config.mlp_width if is_vit else None,
+        patch_size=config.patch_hw if is_vit else None,
         image_size=size,
         tokens=cost.tokens,
         parameters=cost.parameters,

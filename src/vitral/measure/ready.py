@@ -12,7 +12,7 @@ from torch import Tensor
 from vitral.data.pixels import normalise
 from vitral.devices import choose_device
 from vitral.errors import ConfigError
-from vitral.model.vit import ViT
+from vitral.model.network import Network
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
 from vitral.weights.checkpoint import Checkpoint
@@ -24,7 +24,7 @@ Images = Tensor | list[Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    model: ViT
+    model: Network
     preprocess: Preprocess
     labels: tuple[str, ...]
     """A name for each logit; its number, where the checkpoint has none."""

@@ -8,6 +8,7 @@ and additions are left out.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ConvStem, ResNetStem, ViTConfig
 
 FLOAT_BYTES = 4
@@ -32,9 +33,11 @@ class Cost:
         return self.parameter_bytes + self.optimiser_bytes + batch_size * self.activation_bytes
 
 
-def count_cost(config: ViTConfig, image_size: tuple[int, int] | None = None) -> Cost:
+def count_cost(config: ViTConfig | BiTConfig, image_size: tuple[int, int] | None = None) -> Cost:
     """The cost at the configured image size or another (height, width)."""
     image_size = image_size or config.image_hw
+    if isinstance(config, BiTConfig):
+        return _count_baseline(config, image_size)
     grid = config.grid(*image_size)
     tokens = config.extra_tokens + grid[0] * grid[1]
     parameters = _count_parameters(config)
@@ -53,6 +56,36 @@ def count_cost(config: ViTConfig, image_size: tuple[int, int] | None = None) -> 
         inference_bytes=(parameters + alive) * FLOAT_BYTES,
         optimiser_bytes=3 * parameters * FLOAT_BYTES,
         activation_bytes=_kept_for_backward(config, grid, image_size) * FLOAT_BYTES,
+    )
+
+
+def _count_baseline(config: BiTConfig, image_size: tuple[int, int]) -> Cost:
+    """Of a BiT: its convolutions have their norms ahead of them, and the root has none."""
+    layers = list(_resnet_layers(config, config.channels, image_size))
+    root, rows, columns = layers[0], *config.grid(*image_size)
+    norms = (
+        config.width
+    )  # channels that are normalised; the backward pass needs them before the norm and after the ReLU
+    kept = config.channels * image_size[0] * image_size[1] + 2 * config.width * rows * columns
+    kept += root.outputs * (root.height + 2) * (root.width + 2) + root.kept // 4  # padded, and where each maximum was
+    convolutions = iter(layers[1:])
+    for units in config.stages:
+        for unit in range(units):
+            first, second, _ = (next(convolutions) for _ in range(3))
+            if unit == 0:
+                next(convolutions)  # the shortcut
+            norms += first.inputs + first.outputs + second.outputs
+            kept += 2 * first.inputs * first.height * first.width + first.kept + second.kept
+    parameters = sum(layer.weights for layer in layers) + 2 * norms
+    parameters += (config.width + 1) * config.num_classes if config.num_classes else 0
+    return Cost(
+        parameters=parameters,
+        tokens=rows * columns,
+        forward_flops=sum(layer.flops for layer in layers) + 2 * config.width * config.num_classes,
+        parameter_bytes=parameters * FLOAT_BYTES,
+        inference_bytes=(parameters + max(layer.kept for layer in layers)) * FLOAT_BYTES,
+        optimiser_bytes=3 * parameters * FLOAT_BYTES,
+        activation_bytes=kept * FLOAT_BYTES,
     )
 
 
@@ -151,8 +184,12 @@ class _Convolution:
     width: int
 
     @property
+    def weights(self) -> int:
+        return self.inputs * self.outputs * self.kernel**2
+
+    @property
     def parameters(self) -> int:
-        return self.inputs * self.outputs * self.kernel**2 + 2 * self.outputs
+        return self.weights + 2 * self.outputs
 
     @property
     def kept(self) -> int:
@@ -161,7 +198,7 @@ class _Convolution:
 
     @property
     def flops(self) -> int:
-        return 2 * self.inputs * self.outputs * self.kernel**2 * self.height * self.width
+        return 2 * self.weights * self.height * self.width
 
 
 def _stem_layers(config: ViTConfig, image_size: tuple[int, int]) -> Iterator[_Convolution]:
@@ -175,7 +212,7 @@ def _stem_layers(config: ViTConfig, image_size: tuple[int, int]) -> Iterator[_Co
             yield from _resnet_layers(stem, config.channels, image_size)
 
 
-def _resnet_layers(stem: ResNetStem, channels: int, image_size: tuple[int, int]) -> Iterator[_Convolution]:
+def _resnet_layers(stem: ResNetStem | BiTConfig, channels: int, image_size: tuple[int, int]) -> Iterator[_Convolution]:
     height, width = (-(-side // 2) for side in image_size)
     inputs = 64 * stem.width_factor
     yield _Convolution(channels, inputs, 7, height, width)

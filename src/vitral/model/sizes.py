@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from vitral.errors import ConfigError, did_you_mean
+from vitral.model.bit_config import BiTConfig, check_bit_field_names
 from vitral.model.config import ResNetStem, ViTConfig, check_field_names
 
 # size: width, depth, heads, mlp_width. Ti to H as in the paper and AugReg; g and G as in "Scaling Vision Transformers".
@@ -42,6 +43,10 @@ _HYBRIDS = {
     "r50-vit-l32": ("l", (3, 4, 6, 3), 1),
 }
 
+# The paper's baseline: units in each stage by the number of layers, and the widths that have a name.
+RESNETS = {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
+_FACTORS = {26: (1,), 50: (1, 2, 3), 101: (1, 3), 152: (1, 2, 4), 200: (3,)}
+
 
 def _build_table() -> dict[str, dict[str, Any]]:
     table: dict[str, dict[str, Any]] = {}
@@ -53,6 +58,9 @@ def _build_table() -> dict[str, dict[str, Any]]:
             table[f"vit-{size}{patch}"] = {**_size_fields(size, patch), "image_size": image_size}
     for name, (size, stages, patch) in _HYBRIDS.items():
         table[name] = {**_size_fields(size, patch), "stem": ResNetStem(stages=stages)}
+    for layers, factors in _FACTORS.items():
+        for factor in factors:
+            table[f"bit-r{layers}x{factor}"] = {"stages": RESNETS[layers], "width_factor": factor}
     return table
 
 
@@ -68,6 +76,10 @@ _SPELLING = re.compile(
     r"(?:(?P<resnet>r\d*)[\s+_-]+)?(?:vit[\s_-]*)?(?P<size>[a-z]+?)[\s/_-]*(?:patch)?(?P<patch>\d+)", re.IGNORECASE
 )
 
+_BIT_SPELLING = re.compile(
+    r"(?:bit[\s_-]*)?(?:[sml]-)?(?:r|resnet|resnetv2_)(?P<layers>\d{1,3})x(?P<factor>\d{1,3})(?:_bit)?", re.IGNORECASE
+)
+
 
 def canonical_name(name: str) -> str:
     """``ViT-B/16``, ``ViT-B_16``, ``vit_base_patch16``, ``B/16`` -> ``vit-b16``; ConfigError for what is not known."""
@@ -75,6 +87,8 @@ def canonical_name(name: str) -> str:
         seen = type(name).__name__
         raise ConfigError(f"A model is named by a word, and this is of type {seen}.", hint="ViT(config) builds one.")
     words = name.strip()
+    if baseline := _BIT_SPELLING.fullmatch(words):
+        return _spell_baseline(name, int(baseline["layers"]), int(baseline["factor"]))
     match = _SPELLING.match(words)
     found = _spell(match) if match else words
     if match and match.end() == len(words) and found in NAMES:
@@ -84,6 +98,15 @@ def canonical_name(name: str) -> str:
     raise ConfigError(
         f"There is no model named {name!r}.", hint=" ".join(filter(None, (hints, "`vitral models` lists them all.")))
     )
+
+
+def _spell_baseline(name: str, layers: int, factor: int) -> str:
+    if layers not in RESNETS or not 1 <= factor <= 16:
+        known = ", ".join(map(str, RESNETS))
+        raise ConfigError(
+            f"There is no model named {name!r}.", hint=f"A BiT has {known} layers and a factor of 1 to 16."
+        )
+    return f"bit-r{layers}x{factor}"
 
 
 def _spell(match: re.Match[str]) -> str:
@@ -103,8 +126,13 @@ def _other_patches(match: re.Match[str]) -> str | None:
     return f"Named are {', '.join(named)}; for another patch, create({named[-1]!r}, patch_size={match['patch']})."
 
 
-def named_config(name: str, **overrides: Any) -> ViTConfig:
-    """The configuration of a named model, with any field of ViTConfig changed."""
-    known = NAMES[canonical_name(name)]
+def named_config(name: str, **overrides: Any) -> ViTConfig | BiTConfig:
+    """The configuration of a named model, with any of its fields changed."""
+    canonical = canonical_name(name)
+    if baseline := _BIT_SPELLING.fullmatch(canonical):
+        check_bit_field_names(overrides)
+        known = {"stages": RESNETS[int(baseline["layers"])], "width_factor": int(baseline["factor"])}
+        return BiTConfig(**{**known, **overrides})
+    known = NAMES[canonical]
     check_field_names(overrides)
     return ViTConfig(**{**known, **overrides})

@@ -26,7 +26,6 @@ from vitral.model.packing import Packing, arrange, join
 from vitral.model.patches import Patches
 from vitral.model.pool import build_pool
 from vitral.model.positions import Positions
-from vitral.model.sizes import named_config
 
 Images = Float[Tensor, "B C H W"] | Sequence[Float[Tensor, "C _ _"]]
 Sequences = Float[Tensor, "B _ D"]
@@ -138,10 +137,3 @@ def build_head(config: ViTConfig) -> nn.Module:
         return nn.Identity()
     width = config.representation or config.width
     return Linear(width, config.num_classes, weight=nn.init.zeros_, bias=constant_(config.head_bias))
-
-
-def create(name: str, **overrides: Any) -> ViT:
-    """A model by its name in the paper, with the paper's initial values; a keyword is a field of ViTConfig.
-
-    Names set sizes only. Rates such as dropout are 0 unless asked for: they belong to a training recipe."""
-    return ViT(named_config(name, **overrides))

@@ -15,9 +15,10 @@ class ModelRow:
     name: str
     width: int
     depth: int
-    heads: int
-    mlp_width: int
-    patch_size: tuple[int, int]
+    heads: int | None
+    """None for a BiT, as are the next two."""
+    mlp_width: int | None
+    patch_size: tuple[int, int] | None
     image_size: tuple[int, int]
     tokens: int
     parameters: int

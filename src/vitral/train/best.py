@@ -5,7 +5,7 @@ from math import sqrt
 
 from vitral.data.items import Dataset
 from vitral.measure.metrics import Scores
-from vitral.model.vit import ViT
+from vitral.model.network import Network, build
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
 from vitral.train.config import TrainConfig
@@ -41,9 +41,9 @@ class Best:
         return bool(patience) and self.top1_epoch >= 0 and epoch - self.top1_epoch >= patience
 
 
-def save_best(run: Run, model: ViT, preprocess: Preprocess, data: Dataset, config: TrainConfig) -> None:
+def save_best(run: Run, model: Network, preprocess: Preprocess, data: Dataset, config: TrainConfig) -> None:
     """Complete, also where only a part was trained; that part beside it as a small file."""
-    whole = ViT(model.config)
+    whole = build(model.config)
     whole.load_state_dict(merged_state(model.state_dict()))
     checkpoint = Checkpoint(model=whole, preprocess=preprocess, labels=data.classes, multi_label=data.multi_label)
     save(checkpoint, run.model)

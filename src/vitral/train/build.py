@@ -8,36 +8,45 @@ from vitral.data.items import Dataset
 from vitral.data.loader import Loader, Pictures
 from vitral.data.splits import Splits
 from vitral.errors import ConfigError
+from vitral.model.bit_config import BiTConfig
+from vitral.model.network import Config, Network, build
 from vitral.model.sizes import named_config
-from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
 from vitral.train.config import TrainConfig
-from vitral.weights.config_json import config_from
-from vitral.weights.load import load
-
-_ANY_SIZE = dict(width=64, depth=1, heads=1, mlp_width=64, patch_size=1, image_size=32)
+from vitral.weights.config_json import stem_from
+from vitral.weights.load import load, peek
 
 
-def build_model(config: TrainConfig, classes: int) -> tuple[ViT, Preprocess, list[str]]:
+def build_model(config: TrainConfig, classes: int) -> tuple[Network, Preprocess, list[str]]:
     """The network at the size of the run with a fresh head, its preprocessing, and what was done to the weights that
     it starts from."""
-    fields: dict[str, Any] = {"num_classes": classes, "dropout": config.dropout, "drop_path": config.drop_path}
-    fields |= dict(config.network)
+    fields: dict[str, Any] = {"num_classes": classes, **config.network}
     size, channels = config.image_size, config.channels
     assert not isinstance(size, str)
     assert not isinstance(channels, str)
     if isinstance(fields.get("stem"), dict):
-        fields["stem"] = config_from({**_ANY_SIZE, "stem": fields["stem"]}, tensors=10**6).stem
+        fields["stem"] = stem_from(fields["stem"])
     if config.from_weights:
-        drops = {"representation": None}  # the paper's fine-tuning drops the hidden layer of the head
-        loaded = load(config.from_weights, image_size=size, channels=channels, **{**drops, **fields})
+        of_vit = {"representation": None}  # the paper's fine-tuning drops the hidden layer of the head
+        fields = with_rates(config, peek(config.from_weights), of_vit) | fields
+        loaded = load(config.from_weights, image_size=size, channels=channels, **fields)
         done = [] if loaded.report is None else [*loaded.report.resized.values(), *loaded.report.warnings]
         return loaded.model, replace(loaded.preprocess, resize=config.resize), done
     fields = {"image_size": size, "channels": channels, **fields}
     pair = size if isinstance(size, tuple) else (size, size)
     crop = 0.875 if config.resize == "crop" else 1.0
     preprocess = Preprocess(size=pair, resize=config.resize, crop_fraction=crop)  # type: ignore[arg-type]
-    return ViT(named_config(config.model, **fields)), preprocess.with_channels(int(fields["channels"])), []
+    fields = with_rates(config, named_config(config.model), {}) | fields
+    return build(named_config(config.model, **fields)), preprocess.with_channels(int(fields["channels"])), []
+
+
+def with_rates(config: TrainConfig, network: Config, of_vit: dict[str, Any]) -> dict[str, Any]:
+    """Fields that only a ViT has."""
+    if not isinstance(network, BiTConfig):
+        return {"dropout": config.dropout, "drop_path": config.drop_path, **of_vit}
+    if config.dropout or config.drop_path:
+        raise ConfigError("A BiT has neither dropout nor drop_path.", hint="Leave them at 0.")
+    return {}
 
 
 def build_loaders(

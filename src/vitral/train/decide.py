@@ -11,6 +11,7 @@ from typing import Any
 from vitral.data.items import Dataset, Item, counts, natural_channels, sample_headers
 from vitral.devices import choose_device, choose_precision
 from vitral.errors import ConfigError
+from vitral.model.bit_config import BiTConfig
 from vitral.train.config import TrainConfig
 from vitral.train.events import Decided
 
@@ -137,6 +138,8 @@ class Decisions:
         each = len(self.train) / max(1, len(self.data.classes))
         if each < 10:
             self.decide("tune.what", "head", f"{each:.0f} pictures a class are few: the rest stays as it is")
+        elif self.held is not None and isinstance(self.held.model.config, BiTConfig):
+            self.decide("tune.what", "all", "a BiT is fine-tuned as a whole, as its paper does")
         elif each < 1000 or self.config.device == "cpu":
             self.decide("tune.what", "lora", f"{each:.0f} pictures a class: small additions learn, the rest stays")
         else:

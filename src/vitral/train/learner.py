@@ -14,7 +14,7 @@ from vitral.data.loader import Batch, Loader
 from vitral.devices import keep_freed_memory
 from vitral.errors import VitralError
 from vitral.measure.ready import to_device
-from vitral.model.vit import ViT
+from vitral.model.network import Network
 from vitral.preprocess import Preprocess
 from vitral.train.config import TrainConfig
 from vitral.train.mixing import as_targets, mix_batch, soft_loss
@@ -33,7 +33,7 @@ class Learner:
 
     def __init__(
         self,
-        model: ViT,
+        model: Network,
         preprocess: Preprocess,
         config: TrainConfig,
         *,

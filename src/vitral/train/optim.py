@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitral.model.vit import ViT
+from vitral.model.network import Network
 from vitral.train.config import Optim
 from vitral.train.muon import Muon
 
@@ -21,7 +21,7 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
 def layer_of(name: str, blocks: int) -> int:
     """0 for what comes before the blocks, then the blocks, then norm, pool and head."""
     part, _, rest = name.partition(".")
-    if part in ("patches", "class_token", "registers", "positions"):
+    if part in ("patches", "class_token", "registers", "positions", "root"):
         return 0
     return int(rest.partition(".")[0]) + 1 if part == "blocks" else blocks + 1
 
@@ -36,7 +36,7 @@ class Group:
     decays: bool
 
 
-def groups_of(model: ViT, optim: Optim) -> list[Group]:
+def groups_of(model: Network, optim: Optim) -> list[Group]:
     found: dict[tuple[float, bool], list[str]] = {}
     blocks = len(model.blocks)
     for name, parameter in model.named_parameters():
@@ -49,7 +49,7 @@ def groups_of(model: ViT, optim: Optim) -> list[Group]:
 class Optimiser:
     """One or two of torch's optimisers, driven by one learning rate, with a state that is named by parameters."""
 
-    def __init__(self, model: ViT, optim: Optim, peak: float):
+    def __init__(self, model: Network, optim: Optim, peak: float):
         self.model, self.optim, self.peak = model, optim, peak
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.parts: dict[
@@ -170,12 +170,12 @@ class DecoupledSGD(torch.optim.SGD):
 class Average:
     """An exponential moving average of the weights."""
 
-    def __init__(self, model: ViT, decay: float):
+    def __init__(self, model: Network, decay: float):
         self.decay = decay
         self.values = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
     @torch.no_grad()
-    def update(self, model: ViT) -> None:
+    def update(self, model: Network) -> None:
         for name, tensor in model.state_dict().items():
             if tensor.is_floating_point():
                 self.values[name].lerp_(tensor, 1 - self.decay)
@@ -186,7 +186,7 @@ class Average:
 class Swapped(AbstractContextManager[None]):
     """Other weights in a model for a while."""
 
-    def __init__(self, model: ViT, values: dict[str, Tensor]):
+    def __init__(self, model: Network, values: dict[str, Tensor]):
         self.model, self.values = model, values
 
     def __enter__(self) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from vitral.errors import ConfigError, WeightsError
+from vitral.model.network import Network
 from vitral.model.vit import ViT
 from vitral.train.config import Tune
 from vitral.weights.files import written_aside
@@ -36,7 +37,7 @@ class LowRank(nn.Module):
         return weight + self.b @ self.a
 
 
-def choose_parameters(model: ViT, tune: Tune) -> None:
+def choose_parameters(model: Network, tune: Tune) -> None:
     """Freezes what is not to be trained, and adds LoRA's matrices."""
     if tune.what in ("all", "auto"):
         return
@@ -46,9 +47,16 @@ def choose_parameters(model: ViT, tune: Tune) -> None:
     if tune.what == "last-blocks":
         if tune.blocks < 1:
             raise ConfigError(f"tune.blocks={tune.blocks} must be at least 1.")
-        for part in (*model.blocks[-tune.blocks :], model.norm, model.pool):
+        for part in (*model.blocks[-tune.blocks :], model.norm):
             part.requires_grad_(True)
+        if isinstance(model, ViT):
+            model.pool.requires_grad_(True)
     if tune.what == "lora":
+        if not isinstance(model, ViT):
+            raise ConfigError(
+                "tune.what='lora' adds to the matrices of attention and MLP, and a BiT has none.",
+                hint="Use tune.what=head, last-blocks or all.",
+            )
         add_lora(model, tune.rank)
 
 
@@ -74,13 +82,13 @@ def merged_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return merged
 
 
-def adapter_state(model: ViT) -> dict[str, Tensor]:
+def adapter_state(model: Network) -> dict[str, Tensor]:
     """Only what was trained."""
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     return {name: tensor.detach() for name, tensor in model.state_dict().items() if name in trained}
 
 
-def save_adapter(path: Path, model: ViT, base: str) -> None:
+def save_adapter(path: Path, model: Network, base: str) -> None:
     """The trained part alone, with the SHA-256 of the checkpoint that it belongs to."""
     told = {"base": base, "base_sha256": identify(base).get("sha256")}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in adapter_state(model).items()}

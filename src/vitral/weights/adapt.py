@@ -8,20 +8,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitral.errors import WeightsError
+from vitral.model.bit_config import BiTConfig
 from vitral.model.config import Resample, ViTConfig
+from vitral.model.network import Config
 from vitral.model.positions import Grid, resample_rows
 
+_FIRST_CONVOLUTIONS = ("patches.stem.root.weight", "patches.stem.0.0.weight", "root.weight")
 
-def adapt(
-    name: str, tensor: Tensor, held: ViTConfig, wanted: ViTConfig, shape: tuple[int, ...]
-) -> tuple[Tensor, str | None]:
+
+def adapt(name: str, tensor: Tensor, held: Config, wanted: Config, shape: tuple[int, ...]) -> tuple[Tensor, str | None]:
     """The tensor as the wanted network needs it, and what was done to it (None: nothing)."""
     part = name.rpartition(".")[2]
     notes = []
-    if name == "patches.project.weight":
-        tensor, notes = adapt_patches(tensor, held, wanted)
-    elif name in ("patches.stem.root.weight", "patches.stem.0.0.weight") and held.channels != wanted.channels:
+    if name in _FIRST_CONVOLUTIONS and held.channels != wanted.channels:
         tensor, notes = change_channels(tensor, wanted.channels), [_channels_note(held, wanted)]
+    elif isinstance(held, BiTConfig) or isinstance(wanted, BiTConfig):
+        pass  # nothing else of a BiT depends on the size of the pictures
+    elif name == "patches.project.weight":
+        tensor, notes = adapt_patches(tensor, held, wanted)
     elif part in ("table", "row_table", "column_table"):
         if held.table_grid != wanted.table_grid:
             tensor = adapt_table(part, tensor, held, wanted)
@@ -67,7 +71,7 @@ def change_channels(kernel: Tensor, channels: int) -> Tensor:
     return kernel.sum(1, keepdim=True).expand(-1, channels, -1, -1) / channels
 
 
-def _channels_note(held: ViTConfig, wanted: ViTConfig) -> str:
+def _channels_note(held: Config, wanted: Config) -> str:
     return f"{held.channels} channels to {wanted.channels}, each with the sum of the old kernels by {wanted.channels}"
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vitral.model.vit import ViT
+from vitral.model.network import Network
 from vitral.preprocess import IMAGENET_MEAN, IMAGENET_STD, Interpolation, Preprocess
 from vitral.weights.report import Report
 
@@ -11,7 +11,7 @@ from vitral.weights.report import Report
 class Checkpoint:
     """What ``vitral.load`` gives and ``vitral.save`` takes."""
 
-    model: ViT
+    model: Network
     preprocess: Preprocess
     """How a picture becomes the model's input."""
     labels: tuple[str, ...] | None = None
@@ -22,7 +22,7 @@ class Checkpoint:
     """What became of every tensor of the file."""
 
 
-def default_preprocess(model: ViT) -> Preprocess:
+def default_preprocess(model: Network) -> Preprocess:
     """For a model that never had one: Google's."""
     preprocess = Preprocess(size=model.config.image_hw, antialias=True)
     return preprocess.with_channels(model.config.channels)

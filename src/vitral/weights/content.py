@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vitral.errors import WeightsError
+from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
 from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
@@ -20,7 +21,7 @@ PLAIN: dict[str, tuple[Any, ...]] = dict(registers=(0,), layer_scale=(None,), no
 @dataclass(frozen=True, kw_only=True)
 class Content:
     dialect: str
-    config: ViTConfig
+    network: ViTConfig | BiTConfig
     state: Mapping[str, Tensor]
     preprocess: Preprocess
     labels: tuple[str, ...] | None = None
@@ -28,6 +29,16 @@ class Content:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     assumed: tuple[str, ...] = ()
     """What was guessed when it was loaded, and is passed on as such."""
+
+    @property
+    def config(self) -> ViTConfig:
+        """Of a ViT, which is all that most dialects hold."""
+        if isinstance(self.network, BiTConfig):
+            raise WeightsError(
+                f"The {self.dialect} layout holds ViTs, and this is a BiT.",
+                hint="Use the bit dialect or our own format.",
+            )
+        return self.network
 
     def with_learned_positions(self) -> "Content":
         """The same network with its positions as one table, for dialects that know no other kind.
@@ -41,7 +52,7 @@ class Content:
             raise self._refusal(f"{seen}; it has one table, added at the stem")
         state = {name: tensor for name, tensor in self.state.items() if not name.startswith("positions.")}
         state["positions.0.table"] = _table(config, self.state)
-        return replace(self, config=replace(config, position="learned"), state=state)
+        return replace(self, network=replace(config, position="learned"), state=state)
 
     def check_holds(self, **holds: tuple[Any, ...]) -> None:
         """Refuses what the dialect has no place for; ``holds`` gives the values it can hold of each field."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from vitral.errors import WeightsError
 from vitral.model.config import ViTConfig
+from vitral.model.network import Config
 from vitral.preprocess import Preprocess
 from vitral.weights.files import TensorFile
 from vitral.weights.rules import Rule
@@ -17,13 +18,20 @@ Asked = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    config: ViTConfig
+    config: Config
     """The network that the file holds."""
     preprocess: Preprocess
     labels: tuple[str, ...] | None = None
     multi_label: bool = False
     assumed: Mapping[str, str] = field(default_factory=dict)
     """What the file does not tell: the field, or "preprocess", and a sentence."""
+
+    @property
+    def vit(self) -> ViTConfig:
+        """For the dialects that hold nothing else."""
+        if not isinstance(self.config, ViTConfig):
+            raise WeightsError("The description in this file is of a BiT, and its tensors are those of a ViT.")
+        return self.config
 
 
 @dataclass(frozen=True, kw_only=True)

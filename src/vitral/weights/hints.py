@@ -21,7 +21,7 @@ KEY = "vitral.hints"
 
 def describe(content: Content) -> dict[str, Any]:
     return {
-        "config": config_as_dict(content.config),
+        "config": config_as_dict(content.network),
         "preprocess": content.preprocess.as_dict(),
         "labels": content.labels,
         "multi_label": content.multi_label,

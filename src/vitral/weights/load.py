@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from vitral.errors import ConfigError, WeightsError
-from vitral.model.config import ViTConfig, check_field_names
-from vitral.model.vit import ViT
+from vitral.model.bit_config import BiTConfig, check_bit_field_names
+from vitral.model.config import check_field_names
+from vitral.model.network import Config, Network, build
 from vitral.preprocess import Preprocess
 from vitral.weights.adapt import adapt
 from vitral.weights.checkpoint import Checkpoint
@@ -60,8 +61,16 @@ def load(
     return Checkpoint(model=model.eval(), preprocess=prepared, labels=labels, multi_label=multi_label, report=report)
 
 
-def settle_config(draft: Draft, asked: Asked) -> ViTConfig:
+def peek(source: str | Path) -> Config:
+    """The network that a checkpoint holds, without its numbers."""
+    return draft_of(open_tensors(locate(source)), {}).config
+
+
+def settle_config(draft: Draft, asked: Asked) -> Config:
     """The network that is wanted: the file's, with the asked fields changed."""
+    if isinstance(draft.config, BiTConfig):
+        check_bit_field_names(asked)
+        return replace(draft.config, **asked)
     fields = dict(asked)
     moved = ("image_size" in asked or "patch_size" in asked) and "position_grid" not in asked
     if moved and draft.config.position in ("learned", "learned-2d"):
@@ -76,7 +85,7 @@ def settle_config(draft: Draft, asked: Asked) -> ViTConfig:
     return config
 
 
-def settle_preprocess(draft: Draft, config: ViTConfig, changes: Preprocess | Mapping[str, Any] | None) -> Preprocess:
+def settle_preprocess(draft: Draft, config: Config, changes: Preprocess | Mapping[str, Any] | None) -> Preprocess:
     preprocess = draft.preprocess.with_channels(config.channels)
     if config.image_hw != draft.config.image_hw:
         preprocess = replace(preprocess, size=config.image_hw)
@@ -89,10 +98,10 @@ def changed_normalisation(told: Preprocess, now: Preprocess) -> tuple[str, ...]:
     return (f"The normalisation was changed from mean {told.mean}, std {told.std} to mean {now.mean}, std {now.std}.",)
 
 
-def build_without_memory(config: ViTConfig) -> ViT:
+def build_without_memory(config: Config) -> Network:
     try:
         with torch.device("meta"):
-            return ViT(config)
+            return build(config)
     except RuntimeError as error:
         raise WeightsError(f"A network of width {config.width} and these sizes cannot be built: {error}.") from error
 
@@ -104,7 +113,7 @@ def shapes_of(model: nn.Module) -> Shapes:
 class _Filling:
     """One pass over the rules of a draft, filling a model that has no memory yet."""
 
-    def __init__(self, model: ViT, draft: Draft, asked: Asked):
+    def __init__(self, model: Network, draft: Draft, asked: Asked):
         self.model, self.draft, self.asked = model, draft, asked
         self.wanted = shapes_of(model)
         same = draft.config == model.config

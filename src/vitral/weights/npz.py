@@ -4,6 +4,7 @@ Everything that the file declares is checked before any array is read.
 """
 
 import zlib
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import IO
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitral.errors import WeightsError
-from vitral.weights.files import SAFE_FORMATS, Shape, TensorFile
+from vitral.weights.files import SAFE_FORMATS, Shape, TensorFile, written_aside
 
 _MOST_MEMBERS, _LONGEST_NAME = 100_000, 500
 _HARMLESS = 64 * 2**20
@@ -106,3 +107,17 @@ def _as_tensor(content: bytearray, shape: Shape, dtype: np.dtype, is_fortran: bo
     array = array.reshape(shape, order="F" if is_fortran else "C")
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if dtype.str == "|V2" else tensor
+
+
+def write_npz(tensors: Mapping[str, Tensor], path: Path, prefix: str = "") -> None:
+    """Arrays behind each other, uncompressed, as NumPy's own savez has them."""
+    with written_aside(path) as aside, ZipFile(aside, "w") as archive:
+        for name, tensor in tensors.items():
+            with archive.open(f"{prefix}{name}.npy", "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, _as_array(tensor), allow_pickle=False)
+
+
+def _as_array(tensor: Tensor) -> np.ndarray:
+    if tensor.dtype == torch.bfloat16:  # which NumPy does not have: two bytes without a meaning
+        return tensor.view(torch.int16).numpy().view("V2")
+    return tensor.numpy()

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from vitral.errors import ConfigError, WeightsError, did_you_mean
+from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
-from vitral.model.vit import ViT
+from vitral.model.network import Network
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import Checkpoint, default_preprocess
 from vitral.weights.content import Content
 from vitral.weights.dialects import WRITERS, draft_of
+from vitral.weights.draft import Draft
 from vitral.weights.files import is_file
 from vitral.weights.load import build_without_memory, shapes_of
 from vitral.weights.open import open_tensors
@@ -20,6 +22,7 @@ _ENDINGS = {
     "native": (".safetensors",),
     "google": (".npz",),
     "big_vision": (".npz",),
+    "bit": (".npz",),
     "torchvision": (".safetensors", ".pth", ".pt"),
 }
 # What a reader needs no telling of: rates and initial values of training, and spellings of the same thing.
@@ -37,7 +40,7 @@ class Written:
 
 
 def save(
-    what: Checkpoint | ViT,
+    what: Checkpoint | Network,
     path: str | Path,
     *,
     dialect: str = "native",
@@ -60,7 +63,7 @@ def save(
     report = checkpoint.report
     content = Content(
         dialect=dialect,
-        config=checkpoint.model.config,
+        network=checkpoint.model.config,
         state=checkpoint.model.state_dict(),
         preprocess=checkpoint.preprocess,
         labels=checkpoint.labels,
@@ -77,7 +80,10 @@ def save(
 
 def what_is_lost(content: Content, path: Path) -> tuple[dict[str, Any], list[str]]:
     """What somebody who reads the file gets otherwise: fields of the config; labels and preprocessing."""
-    config = content.config
+    config = content.network
+    if isinstance(config, BiTConfig):
+        draft = draft_of(open_tensors(path), {})
+        return {}, _differences(draft, content)
     draft = None
     asked: dict[str, Any] = {}
     for told in ({}, {"heads": config.heads}, {"heads": config.heads, "position_grid": config.table_grid}):
@@ -90,11 +96,16 @@ def what_is_lost(content: Content, path: Path) -> tuple[dict[str, Any], list[str
         raise WeightsError(f"{path} was written, but cannot be read again.")
     tell = dict(asked)
     for one in fields(ViTConfig):
+        assert isinstance(draft.config, ViTConfig)
         mine, theirs = (_spelled(each, one.name) for each in (config, draft.config))
         if one.name not in (*_OF_TRAINING, "position_grid") and mine != theirs and not _is_baked(one.name, config):
             tell[one.name] = mine
+    return tell, _differences(draft, content)
+
+
+def _differences(draft: Draft, content: Content) -> list[str]:
     lost = [] if draft.labels == content.labels else ["labels"]
-    return tell, lost + ([] if draft.preprocess == content.preprocess else ["settings of the preprocessing"])
+    return lost + ([] if draft.preprocess == content.preprocess else ["settings of the preprocessing"])
 
 
 def _spelled(config: ViTConfig, name: str) -> Any:
@@ -107,11 +118,13 @@ def _is_baked(name: str, config: ViTConfig) -> bool:
     return name == "position" and config.position in ("none", "learned-2d", "sincos-2d")
 
 
-def as_checkpoint(what: Checkpoint | ViT, preprocess: Preprocess | None, labels: Sequence[str] | None) -> Checkpoint:
-    if isinstance(what, ViT):
+def as_checkpoint(
+    what: Checkpoint | Network, preprocess: Preprocess | None, labels: Sequence[str] | None
+) -> Checkpoint:
+    if isinstance(what, Network):
         what = Checkpoint(model=what, preprocess=default_preprocess(what))
-    if not isinstance(what, Checkpoint) or not isinstance(what.model, ViT):
-        raise ConfigError(f"save takes a Checkpoint or a ViT, and this is of type {type(what).__name__}.")
+    if not isinstance(what, Checkpoint) or not isinstance(what.model, Network):
+        raise ConfigError(f"save takes a Checkpoint or a model, and this is of type {type(what).__name__}.")
     what = replace(what, preprocess=what.preprocess if preprocess is None else preprocess)
     if not isinstance(what.preprocess, Preprocess):
         raise ConfigError(f"preprocess={what.preprocess!r} must be a Preprocess.")
@@ -130,7 +143,7 @@ def as_checkpoint(what: Checkpoint | ViT, preprocess: Preprocess | None, labels:
     return replace(what, labels=tuple(map(str, labels)))
 
 
-def check_model(model: ViT) -> None:
+def check_model(model: Network) -> None:
     """Whether it is what its config says, with numbers in it."""
     state = model.state_dict()
     if any(tensor.is_meta for tensor in state.values()):

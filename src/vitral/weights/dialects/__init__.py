@@ -9,6 +9,7 @@ from types import ModuleType
 
 from vitral.errors import WeightsError
 from vitral.weights.dialects import (
+    bit,
     google,
     huggingface,
     labml,
@@ -20,11 +21,12 @@ from vitral.weights.dialects import (
 from vitral.weights.draft import Asked, Draft
 from vitral.weights.files import TensorFile
 
-READERS: tuple[ModuleType, ...] = (native, google, timm, huggingface, torchvision, tczhangzhi, labml)
+READERS: tuple[ModuleType, ...] = (native, google, bit, timm, huggingface, torchvision, tczhangzhi, labml)
 WRITERS: dict[str, ModuleType] = {
     "native": native,
     "google": google,
     "big_vision": google,
+    "bit": bit,
     "timm": timm,
     "huggingface": huggingface,
     "torchvision": torchvision,

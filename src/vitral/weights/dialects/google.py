@@ -9,11 +9,6 @@ is in google_rules.py.
 import re
 from dataclasses import replace
 from pathlib import Path
-from zipfile import ZipFile
-
-import numpy as np
-import torch
-from torch import Tensor
 
 from vitral.errors import WeightsError
 from vitral.model.config import ResNetStem, ViTConfig
@@ -21,8 +16,9 @@ from vitral.weights.checkpoint import google_preprocess
 from vitral.weights.content import PLAIN, Content
 from vitral.weights.dialects.google_rules import KERNEL, Style, rules
 from vitral.weights.draft import Asked, Draft
-from vitral.weights.files import TensorFile, written_aside
+from vitral.weights.files import TensorFile
 from vitral.weights.infer import count_layers, find_grid, image_of, one_or_two, pair_of
+from vitral.weights.npz import write_npz
 
 _PREFIXES = ("", "opt/target/", "params/", "params/img/", "img/")
 _TABLES = {  # name: whether it has a row for the class token
@@ -173,15 +169,5 @@ def write(content: Content, path: Path) -> list[str]:
     if config.stem is not None and not isinstance(config.stem, ResNetStem):
         raise WeightsError(f"The {content.dialect} layout cannot hold a convolutional stem.")
     prefix = "params/" if is_big_vision else ""
-    arrays = content.renamed(rules(config, style))
-    with written_aside(path) as aside, ZipFile(aside, "w") as archive:
-        for name, tensor in arrays.items():
-            with archive.open(f"{prefix}{name}.npy", "w", force_zip64=True) as stream:
-                np.lib.format.write_array(stream, _as_array(tensor), allow_pickle=False)
+    write_npz(content.renamed(rules(config, style)), path, prefix)
     return []
-
-
-def _as_array(tensor: Tensor) -> np.ndarray:
-    if tensor.dtype == torch.bfloat16:  # which NumPy does not have: two bytes without a meaning
-        return tensor.view(torch.int16).numpy().view("V2")
-    return tensor.numpy()

@@ -50,9 +50,9 @@ def read(file: TensorFile, asked: Asked) -> Draft:
     style = find_style(file)
     told = read_hints(file) or find_told(file, style, asked)
     return Draft(
-        dialect="huggingface" if told.config.layer_scale is None else "dinov2",
+        dialect="huggingface" if told.vit.layer_scale is None else "dinov2",
         file=file,
-        rules=list(rules(told.config, style, file)),
+        rules=list(rules(told.vit, style, file)),
         ignored=find_ignored(file, style),
         **vars(told),
     )

@@ -31,10 +31,10 @@ def read(file: TensorFile, asked: Asked) -> Draft:
     described = read_config_json(file)
     relative = find_relative(file)
     if told := read_hints(file):
-        ahead = written_ahead(told.config)
+        ahead = written_ahead(told.vit)
     else:
         told, ahead = find_told(file, relative, asked, described)
-    names = list(rules(told.config, ahead=ahead, file=file))
+    names = list(rules(told.vit, ahead=ahead, file=file))
     return Draft(dialect=relative, file=file, rules=names, ignored=find_ignored(file), **vars(told))
 
 

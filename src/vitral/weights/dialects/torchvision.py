@@ -25,7 +25,7 @@ def recognise(file: TensorFile) -> bool:
 
 def read(file: TensorFile, asked: Asked) -> Draft:
     told = read_hints(file) or find_told(file, asked)
-    names = list(rules(told.config, old_mlp=f"{_LAYER}0.mlp.linear_1.weight" in file.shapes))
+    names = list(rules(told.vit, old_mlp=f"{_LAYER}0.mlp.linear_1.weight" in file.shapes))
     return Draft(dialect="torchvision", file=file, rules=names, **vars(told))
 
 

@@ -1,0 +1,84 @@
+"""BiTConfig: the paper's CNN baseline as one frozen, checked description. It needs no torch."""
+
+from dataclasses import dataclass, fields
+
+from vitral.errors import ConfigError, did_you_mean
+from vitral.model.config import Size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BiTConfig:
+    """A ResNet of "Big Transfer" (Kolesnikov et al. 2020). A name (``bit-r50x1``) sets the first two fields."""
+
+    stages: tuple[int, int, int, int]
+    """Residual units in each of the four stages."""
+    width_factor: int = 1
+    """Multiplies all widths."""
+    image_size: Size = 224
+    """Side of the images in pixels, or (height, width). Other sizes work too."""
+    channels: int = 3
+    """Channels of the images."""
+    num_classes: int = 1000
+    """Number of logits; 0 leaves the head off."""
+    head_bias: float = 0.0
+    """Initial bias of the head."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stages", tuple(self.stages))
+        if isinstance(self.image_size, list):
+            object.__setattr__(self, "image_size", tuple(self.image_size))
+        if len(self.stages) != 4 or not all(_is_whole(units, 1) for units in self.stages):
+            raise ConfigError(f"stages={self.stages!r} must be four whole numbers of at least 1.")
+        for name, least in (("width_factor", 1), ("channels", 1), ("num_classes", 0)):
+            if not _is_whole(getattr(self, name), least):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be a whole number of at least {least}.")
+        if len(self.image_hw) != 2 or not all(_is_whole(side, 1) for side in self.image_hw):
+            raise ConfigError(f"image_size={self.image_size!r} must be a whole number or (height, width).")
+        if isinstance(self.head_bias, bool) or not isinstance(self.head_bias, int | float):
+            raise ConfigError(f"head_bias={self.head_bias!r} must be a number.")
+
+    @property
+    def image_hw(self) -> tuple[int, int]:
+        return self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
+
+    @property
+    def patch_hw(self) -> tuple[int, int]:
+        """Pictures of any size fit."""
+        return 1, 1
+
+    @property
+    def pool(self) -> str:
+        return "mean"
+
+    @property
+    def representation(self) -> None:
+        return None
+
+    @property
+    def width(self) -> int:
+        """Of the features that the head sees."""
+        return 64 * self.width_factor * 32
+
+    @property
+    def blocks(self) -> int:
+        """Residual units in all."""
+        return sum(self.stages)
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """(rows, columns) of the last feature map."""
+        for _ in range(5):
+            height, width = -(-height // 2), -(-width // 2)
+        return height, width
+
+
+def check_bit_field_names(names: dict[str, object]) -> None:
+    """Refuses keywords that are no field of BiTConfig, with the nearest one."""
+    known = [field.name for field in fields(BiTConfig)]
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"There are: {', '.join(known)}."
+            raise ConfigError(f"BiTConfig has no field {name!r}.", hint=hint)
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**31

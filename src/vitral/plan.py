@@ -1,0 +1,197 @@
+"""What a training run costs before it is begun: operations, memory, and time on machines that are not here.
+
+Counted as the paper counts (appendix D.5): convolutions, matrix products and attention products, two operations for
+each multiply and add, and a training step as three forward passes. Without torch, unless this machine is measured.
+"""
+
+import re
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any
+
+from vitral.errors import ConfigError, did_you_mean
+from vitral.model.cost import Cost, count_cost
+from vitral.model.sizes import canonical_name, named_config
+
+DAY = 86_400
+FORWARD_PASSES = 3
+"""Of which two are the way back."""
+JFT = 303_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """One accelerator, by its data sheet."""
+
+    flops: float
+    """Of 16-bit matrix products with sums in 32 bits, dense, in a second."""
+    gibibytes: int
+
+
+DEVICES = {
+    "tpuv3-core": Device(flops=61.5e12, gibibytes=16),
+    "v100": Device(flops=125e12, gibibytes=32),
+    "a100": Device(flops=312e12, gibibytes=80),
+    "h100": Device(flops=989e12, gibibytes=80),
+    "rtx3090": Device(flops=71e12, gibibytes=24),
+    "rtx4090": Device(flops=165e12, gibibytes=24),
+}
+UTILISATION = 0.4
+"""Of the data sheet: the paper's L/16 reached 0.43 of it on TPUv3, its H/14 0.32."""
+
+# (model, epochs on JFT): exaFLOPs of table 6.
+TABLE_6 = {
+    ("vit-b32", 7): 55, ("vit-b16", 7): 224, ("vit-l32", 7): 196, ("vit-l16", 7): 783, ("vit-l16", 14): 1567,
+    ("vit-h14", 14): 4262, ("bit-r50x1", 7): 50, ("bit-r50x2", 7): 199, ("bit-r101x1", 7): 96, ("bit-r152x1", 7): 141,
+    ("bit-r152x2", 7): 563, ("bit-r152x2", 14): 1126, ("bit-r200x3", 14): 3306, ("r50-vit-b32", 7): 106,
+    ("r50-vit-b16", 7): 274, ("r50-vit-l32", 7): 246, ("r50-vit-l16", 7): 859, ("r50-vit-l16", 14): 1668,
+}  # fmt: skip
+TABLE_2 = {("vit-h14", 14): 2500, ("vit-l16", 14): 680}
+"""TPUv3-core-days of the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A run on some devices of one kind."""
+
+    device: str
+    devices: int
+    images_per_second: float
+    """Of all of them together."""
+    seconds: float
+    largest_batch: int | None
+    """That one device has memory for, in float32 with Adam; 0: not even the weights fit. None: not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    model: str
+    image_size: tuple[int, int]
+    images: int
+    epochs: float
+    batch_size: int
+    parameters: int
+    forward_flops: int
+    """Of one image."""
+    training_exaflops: float
+    memory_bytes: int
+    """For a batch of ``batch_size`` on one device: weights, gradients, Adam's moments, activations, in float32."""
+    tpuv3_core_days: float
+    """At ``UTILISATION`` of the data sheet."""
+    estimates: tuple[Estimate, ...]
+    paper_exaflops: float | None
+    """Of table 6, where it has this run."""
+    paper_core_days: float | None
+    """Of table 2."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def make_plan(
+    model: str,
+    *,
+    images: int,
+    epochs: float,
+    image_size: int | tuple[int, int] | None = None,
+    num_classes: int | None = None,
+    batch_size: int = 32,
+    device: str | None = None,
+    devices: int = 1,
+    images_per_second: float | None = None,
+) -> Plan:
+    """The cost of training ``model`` on so many images. ``device`` is one of DEVICES, "here" (which is measured), or
+    None for all of them; ``images_per_second`` of one device overrules its data sheet."""
+    name = canonical_name(model)
+    _check(images=images, epochs=epochs, batch_size=batch_size, devices=devices)
+    if device not in (None, "here", *DEVICES):
+        known = ", ".join((*DEVICES, "here"))
+        hint = did_you_mean(str(device), DEVICES) or "Or say images_per_second of your device."
+        raise ConfigError(f"device={device!r} must be one of {known}.", hint=hint)
+    if images_per_second is not None and device is None:
+        device = "given"
+    fields = {"image_size": image_size, "num_classes": num_classes}
+    config = named_config(name, **{key: value for key, value in fields.items() if value is not None})
+    cost = count_cost(config)
+    flops = FORWARD_PASSES * cost.forward_flops * images * epochs
+    if device == "here" and images_per_second is None:
+        images_per_second = measure_here(name, batch_size=min(batch_size, 8), **fields)
+    estimates = [
+        estimate(cost, kind, devices, images * epochs, images_per_second)
+        for kind in ([device] if device else list(DEVICES))
+    ]
+    is_papers = images == JFT and config.image_hw == (224, 224)
+    return Plan(
+        model=name,
+        image_size=config.image_hw,
+        images=images,
+        epochs=epochs,
+        batch_size=batch_size,
+        parameters=cost.parameters,
+        forward_flops=cost.forward_flops,
+        training_exaflops=flops / 1e18,
+        memory_bytes=cost.training_bytes(batch_size),
+        tpuv3_core_days=flops / (DEVICES["tpuv3-core"].flops * UTILISATION) / DAY,
+        estimates=tuple(estimates),
+        paper_exaflops=TABLE_6.get((name, int(epochs))) if is_papers and epochs == int(epochs) else None,
+        paper_core_days=TABLE_2.get((name, int(epochs))) if is_papers and epochs == int(epochs) else None,
+    )
+
+
+def estimate(cost: Cost, kind: str, count: int, images: float, images_per_second: float | None) -> Estimate:
+    sheet = DEVICES.get(kind)
+    if images_per_second is None:
+        assert sheet is not None
+        images_per_second = sheet.flops * UTILISATION / (FORWARD_PASSES * cost.forward_flops)
+    largest = None
+    if sheet is not None:
+        largest = max(0, (sheet.gibibytes * 2**30 - cost.training_bytes(0)) // cost.activation_bytes)
+    return Estimate(
+        device=kind,
+        devices=count,
+        images_per_second=images_per_second * count,
+        seconds=images / (images_per_second * count),
+        largest_batch=largest,
+    )
+
+
+def measure_here(name: str, *, batch_size: int, **fields: Any) -> float:
+    """Images a second of a training step on this machine: the fastest of three, after one that does not count."""
+    import torch
+
+    from vitral.devices import choose_device, choose_precision
+    from vitral.model.network import build
+
+    device = torch.device(choose_device().value)
+    precision = choose_precision(device.type).value
+    network = build(named_config(name, **{key: value for key, value in fields.items() if value is not None}))
+    network.to(device).train()
+    images = torch.randn(batch_size, network.config.channels, *network.config.image_hw, device=device)
+    best = float("inf")
+    for _ in range(4):
+        start = perf_counter()
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+            answers = network(images)
+        answers.float().square().mean().backward()
+        first = next(network.parameters()).grad
+        assert first is not None
+        first.sum().item()  # waits for the device
+        best = min(best, perf_counter() - start)
+        network.zero_grad()
+    return batch_size / best
+
+
+def count_from_word(word: str, what: str) -> int:
+    """'303M', '1.28M', '50k', '4,000' -> a whole number."""
+    match = re.fullmatch(r"([0-9][0-9,_]*(?:\.[0-9]+)?)\s*([kKmMgGbB]?)", word.strip())
+    scale = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}[match[2].lower()] if match else 0
+    number = round(float(re.sub("[,_]", "", match[1])) * scale) if match else 0
+    if number < 1:
+        raise ConfigError(f"{what} {word!r} must be a number above 0.", hint="Such as 50000, 50k or 303M.")
+    return number
+
+
+def _check(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e15:
+            raise ConfigError(f"{name}={value!r} must be a number above 0.")

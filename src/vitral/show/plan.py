@@ -1,0 +1,51 @@
+"""A plan as a person reads it."""
+
+from vitral.plan import DAY, UTILISATION, Plan
+from vitral.show.console import human_console, in_bytes, in_units
+
+
+def show_plan(plan: Plan, price: float | None) -> None:
+    from rich.table import Table
+
+    console = human_console()
+    size = " x ".join(map(str, plan.image_size))
+    epochs = f"{plan.epochs:g} epoch{'s' if plan.epochs != 1 else ''}"
+    console.print(f"[bold]{plan.model}[/] at {size}, {in_units(plan.images, ('', 'K', 'M', 'G'))} images, {epochs}")
+    beside = "" if plan.paper_exaflops is None else f"   (table 6 of the paper: {plan.paper_exaflops:,g})"
+    days = "" if plan.paper_core_days is None else f"   (table 2 of the paper: {plan.paper_core_days:,g})"
+    rows = {
+        "parameters": in_units(plan.parameters, ("", "K", "M", "G")),
+        "forward": f"{in_units(plan.forward_flops, ('', 'K', 'M', 'G', 'T'))}FLOPs an image",
+        "training": f"{_rounded(plan.training_exaflops)} exaFLOPs{beside}",
+        "memory": f"{in_bytes(plan.memory_bytes)} for a batch of {plan.batch_size}, in float32 with Adam",
+        "TPUv3": f"{_rounded(plan.tpuv3_core_days)} core-days{days}",
+    }
+    for name, value in rows.items():
+        console.print(f"{name:<12}{value}", highlight=False)
+    console.print()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("device", "number", "images/s", "time", "largest batch each", *(("cost",) if price else ())):
+        table.add_column(title, justify="left" if title == "device" else "right", no_wrap=True)
+    for one in plan.estimates:
+        largest = "" if one.largest_batch is None else f"{one.largest_batch:,}" if one.largest_batch else "none fits"
+        cost = (f"{price * one.devices * one.seconds / 3600:,.2f}",) if price else ()
+        speed = f"{one.images_per_second:,.0f}" if one.images_per_second >= 10 else f"{one.images_per_second:.2g}"
+        table.add_row(one.device, f"{one.devices:,}", speed, in_time(one.seconds), largest, *cost)
+    console.print(table)
+    console.print()
+    console.print(
+        f"Time at {UTILISATION:.0%} of the data sheet, unless images a second were measured or given; the paper's own "
+        "runs reached 32 to 43 %. A training step counts as three forward passes.",
+        style="dim",
+    )
+
+
+def in_time(seconds: float) -> str:
+    for size, unit in ((365 * DAY, "years"), (DAY, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.1f} seconds"
+
+
+def _rounded(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

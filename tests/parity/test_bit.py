@@ -1,0 +1,121 @@
+"""BiT against timm's, with random weights, both ways through Google's npz and through timm's own names."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vitral
+from benchmarks.peers import mend_torchvision
+from vitral.errors import WeightsError
+
+
+def timm_model(num_classes: int) -> Any:
+    mend_torchvision()
+    import timm
+
+    return timm.create_model("resnetv2_50x1_bit", num_classes=num_classes).eval()
+
+
+def randomise(model: torch.nn.Module) -> None:
+    """Weights large enough that the epsilon of the standardisation (1e-8 in timm, 1e-10 here) does not show."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            is_scale = parameter.ndim == 1 and name.endswith("weight")
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "head" in name:
+                parameter.copy_(noise * 0.01)
+            else:
+                parameter.copy_(1 + 0.1 * noise if is_scale else noise * (0.1 if parameter.ndim == 1 else 0.5))
+
+
+@pytest.fixture(scope="module")
+def images() -> torch.Tensor:
+    return torch.randn(2, 3, 96, 64, generator=torch.Generator().manual_seed(1))
+
+
+def test_ours_in_timm(tmp_path: Path, images: torch.Tensor) -> None:
+    """timm's own reader of Google's files reads what we write."""
+    ours = vitral.create("bit-r50x1", num_classes=21).eval()
+    randomise(ours)
+    vitral.save(ours, tmp_path / "bit.npz", dialect="bit")
+    theirs = timm_model(21)
+    with torch.no_grad():
+        theirs.load_pretrained(str(tmp_path / "bit.npz"))
+        assert (ours(images) - theirs(images)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_timms_in_ours(tmp_path: Path, images: torch.Tensor, numbered: bool) -> None:
+    theirs = timm_model(7)
+    randomise(theirs)
+    torch.save(theirs.state_dict(), tmp_path / "timm.pth")
+    ours = vitral.load(tmp_path / "timm.pth").model
+    assert isinstance(ours, vitral.BiT)
+    assert ours.config.stages == (3, 4, 6, 3)
+    with torch.no_grad():
+        assert (ours(images) - theirs(images)).abs().max() < 1e-5
+    vitral.save(ours, tmp_path / "google.npz", dialect="bit")
+    path = tmp_path / "google.npz"
+    if numbered:  # some published files number every convolution
+        with np.load(path) as arrays:
+            named = {name.replace("standardized_conv2d", "standardized_conv2d_3"): arrays[name] for name in arrays}
+        path = tmp_path / "numbered.npz"
+        np.savez(path, **named)
+    again = vitral.load(path, image_size=64).model
+    assert torch.equal(again(images), ours(images))
+
+
+def test_the_head_and_channels_can_be_changed(tmp_path: Path) -> None:
+    ours = vitral.create("bit-r26x1", num_classes=5)
+    randomise(ours)
+    vitral.save(ours, tmp_path / "bit.safetensors", labels=list("abcde"))
+    same = vitral.load(tmp_path / "bit.safetensors")
+    assert same.labels == tuple("abcde")
+    assert isinstance(same.model, vitral.BiT)
+    assert same.model.config == ours.config
+    other = vitral.load(tmp_path / "bit.safetensors", num_classes=3, channels=1).model
+    grey = torch.randn(1, 1, 64, 64)
+    assert not other(grey).any()
+    assert torch.allclose(other.root.weight, ours.root.weight.sum(1, keepdim=True))  # type: ignore[union-attr]
+
+
+def test_a_list_is_each_picture_by_itself(images: torch.Tensor) -> None:
+    model = vitral.create("bit-r26x1", num_classes=4).eval()
+    randomise(model)
+    small = images[0, :, :33, :47]
+    together = model([images[0], small])
+    assert torch.allclose(together, torch.cat([model(images[:1]), model(small[None])]), atol=1e-6)
+    features = model.features([images[0], small])
+    assert [one.grid for one in features] == [(3, 2), (2, 2)]
+    assert features[0].maps.shape == (1, 2048, 3, 2)
+
+
+def test_what_a_bit_is_not(tmp_path: Path) -> None:
+    model = vitral.create("bit-r26x1")
+    with pytest.raises(WeightsError, match="holds ViTs"):
+        vitral.save(model, tmp_path / "x.npz", dialect="google")
+    with pytest.raises(WeightsError, match="holds BiTs"):
+        vitral.save(vitral.create("vit-pico7"), tmp_path / "x.npz", dialect="bit")
+    with pytest.raises(vitral.ConfigError, match="no field 'pool'"):
+        vitral.create("bit-r50x1", pool="mean")
+    with pytest.raises(vitral.ConfigError, match="26, 50, 101, 152, 200"):
+        vitral.create("bit-r34x1")
+    with pytest.raises(vitral.ConfigError, match="attention"), vitral.record_attention(model):  # type: ignore[arg-type]
+        pass
+
+
+def test_gradient_checkpointing_changes_nothing(images: torch.Tensor) -> None:
+    model = vitral.create("bit-r26x1", num_classes=3)
+    randomise(model)
+    gradients = []
+    for checkpointing in (False, True):
+        model.gradient_checkpointing = checkpointing
+        model.zero_grad()
+        model(images).square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+    assert len(gradients[0]) == len(list(model.parameters()))
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(*gradients, strict=True))

@@ -1,0 +1,91 @@
+"""The paper's own column of exaFLOPs, and what follows from it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from vitral.errors import ConfigError
+from vitral.plan import DAY, DEVICES, JFT, TABLE_2, TABLE_6, UTILISATION, count_from_word, make_plan
+
+EXACT = ("vit-b16", "vit-l32", "vit-l16", "vit-h14")
+
+
+@pytest.mark.parametrize(("name", "epochs"), list(TABLE_6))
+def test_table_6(name: str, epochs: int) -> None:
+    plan = make_plan(name, images=JFT, epochs=epochs)
+    assert plan.paper_exaflops == TABLE_6[name, epochs]
+    within = 0.01 if name in EXACT else 0.03 if name == "vit-b32" else 0.05
+    assert plan.training_exaflops == pytest.approx(plan.paper_exaflops, rel=within)
+
+
+@pytest.mark.parametrize(("name", "epochs"), list(TABLE_2))
+def test_core_days_are_near_those_of_table_2(name: str, epochs: int) -> None:
+    plan = make_plan(name, images=JFT, epochs=epochs)
+    assert plan.paper_core_days == TABLE_2[name, epochs]
+    assert plan.tpuv3_core_days == pytest.approx(plan.paper_core_days, rel=0.25)
+
+
+def test_the_papers_numbers_stand_beside_the_papers_runs_only() -> None:
+    for change in ({"images": 10**6}, {"epochs": 8}, {"image_size": 384}):
+        plan = make_plan("vit-l16", **{"images": JFT, "epochs": 7, **change})  # type: ignore[arg-type]
+        assert plan.paper_exaflops is None
+
+
+def test_time_follows_from_speed() -> None:
+    one = make_plan("vit-b16", images=1_000_000, epochs=90, device="a100").estimates[0]
+    assert one.seconds == pytest.approx(3 * 35.13e9 * 90e6 / (312e12 * UTILISATION), rel=0.01)
+    eight = make_plan("vit-b16", images=1_000_000, epochs=90, device="a100", devices=8).estimates[0]
+    assert eight.seconds == pytest.approx(one.seconds / 8)
+    said = make_plan("vit-b16", images=86_400, epochs=10, images_per_second=10.0).estimates[0]
+    assert said.seconds == DAY
+    assert said.largest_batch is None
+    assert {each.device for each in make_plan("vit-b16", images=1, epochs=1).estimates} == set(DEVICES)
+
+
+def test_this_machine_is_measured() -> None:
+    here = make_plan("vit-pico7", images=1000, epochs=1, device="here", batch_size=8).estimates[0]
+    assert 1 < here.images_per_second < 1e6
+
+
+def test_the_largest_batch_fits_and_one_more_does_not() -> None:
+    largest = make_plan("vit-l16", images=1, epochs=1, device="v100").estimates[0].largest_batch
+    assert largest is not None
+    room = DEVICES["v100"].gibibytes * 2**30
+    assert make_plan("vit-l16", images=1, epochs=1, batch_size=largest).memory_bytes <= room
+    assert make_plan("vit-l16", images=1, epochs=1, batch_size=largest + 1).memory_bytes > room
+    assert make_plan("vit-G14", images=1, epochs=1, device="tpuv3-core").estimates[0].largest_batch == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "number"), [("303M", JFT), ("1.28m", 1_280_000), ("50k", 50_000), ("4,000", 4000), ("2 G", 2 * 10**9)]
+)
+def test_counts(word: str, number: int) -> None:
+    assert count_from_word(word, "--images") == number
+
+
+@pytest.mark.parametrize("word", ["", "many", "-5", "0", "1e6x", "NaN"])
+def test_counts_that_are_none(word: str) -> None:
+    with pytest.raises(ConfigError, match="must be a number above 0"):
+        count_from_word(word, "--images")
+
+
+def test_what_cannot_be_planned() -> None:
+    for settings in ({"epochs": 0}, {"epochs": float("nan")}, {"devices": -1}, {"batch_size": 0}):
+        with pytest.raises(ConfigError, match=next(iter(settings))):
+            make_plan("vit-b16", **{"images": 10, "epochs": 1, **settings})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="a100"):
+        make_plan("vit-b16", images=10, epochs=1, device="a1000")
+
+
+def test_the_command_answers_without_torch() -> None:
+    script = (
+        "import sys; from vitral.cli.main import main\n"
+        "try: main(['plan', '--model', 'ViT-L/16', '--images', '303M', '--epochs', '7', '--format', 'json'])\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    told = json.loads(result.stdout)
+    assert told["training_exaflops"] == pytest.approx(783, rel=0.01)
+    assert {"parameters", "forward_flops", "memory_bytes"} <= told.keys()
