@@ -77,7 +77,8 @@ class Plan:
     memory_bytes: int
     """For a batch of ``batch_size`` on one device: weights, gradients, Adam's moments, activations, in float32."""
     tpuv3_core_days: float
-    """At ``UTILISATION`` of the data sheet."""
+    """At ``utilisation`` of the data sheet."""
+    utilisation: float
     estimates: tuple[Estimate, ...]
     paper_exaflops: float | None
     """Of table 6, where it has this run."""
@@ -132,6 +133,7 @@ def make_plan(
         training_exaflops=flops / 1e18,
         memory_bytes=cost.training_bytes(batch_size),
         tpuv3_core_days=flops / (DEVICES["tpuv3-core"].flops * UTILISATION) / DAY,
+        utilisation=UTILISATION,
         estimates=tuple(estimates),
         paper_exaflops=TABLE_6.get((name, int(epochs))) if is_papers and epochs == int(epochs) else None,
         paper_core_days=TABLE_2.get((name, int(epochs))) if is_papers and epochs == int(epochs) else None,

@@ -38,15 +38,25 @@ class Run:
         try:
             if folder is None:
                 return cls(_next_folder(f"{data}-{model}".replace("/", "-")))
-            if folder.exists() and any(folder.iterdir()):
-                raise ConfigError(
-                    f"{folder} is there already, and a run never overwrites another.",
-                    hint=f"Give another --out, or continue it: vitral train --resume {folder}",
-                )
+            cls.check_free(folder)
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"The run folder {folder or 'runs'} cannot be made: {error.strerror}.") from error
         return cls(folder)
+
+    @classmethod
+    def check_free(cls, folder: Path) -> None:
+        """ConfigError where something is in the way of a new run."""
+        try:
+            is_taken = folder.exists() and any(folder.iterdir())
+        except OSError as error:
+            raise ConfigError(f"The run folder {folder} cannot be made: {error.strerror}.") from error
+        if is_taken:
+            unfinished = cls.is_run(folder) and not cls(folder).report.is_file()
+            on = f", or go on with it: vitral train --resume {folder}" if unfinished else "."
+            raise ConfigError(
+                f"{folder} is there already, and a run never overwrites another.", hint=f"Give another --out{on}"
+            )
 
     @classmethod
     def is_run(cls, folder: Path) -> bool:

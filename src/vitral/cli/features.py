@@ -38,7 +38,8 @@ def features(
     files = find_pictures(images, sys.stdin)
     predictor = Predictor(run, device=device, precision=precision, batch_size=batch_size)
     names, rows, failures = [], [], []
-    with progress_bar("embedding", quiet=format != "human" or len(files) <= batch_size) as move:
+    with progress_bar("embedding", quiet=format != "human") as move:
+        move(0, len(files))
         for number, (file, told) in enumerate(predictor.features(files), 1):
             if isinstance(told, Failure):
                 failures.append((file, told.reason))

@@ -46,9 +46,9 @@ def train(
         A folder of class folders (with or without train, val, test), a CSV or Parquet table, tar shards, hf:owner/name,
         or builtin:digits.
     """
-    from vitral.show.report import write_report
     from vitral.show.tensorboard import has_curves, with_tensorboard
     from vitral.show.training import show_settings, shower
+    from vitral.train import reported
 
     if help_all:
         show_settings(*all_settings())
@@ -72,11 +72,9 @@ def train(
         return
     if tensorboard or (resume is not None and has_curves(resume)):
         events = with_tensorboard(events)
-    finished = shower(format)(events)
+    finished = shower(format)(reported(events))
     if isinstance(finished, dict) and "signal" in finished:
         sys.exit(SIGNAL_CODES.get(finished["signal"], 1))
-    if finished is not None:
-        write_report(finished["folder"])
     if format == "json" and finished is not None:
         show_json(finished)
 

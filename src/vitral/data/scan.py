@@ -173,4 +173,4 @@ def _judge(found: Scan, data: Dataset, total: int, most_bad: float) -> None:
             "will weigh them."
         )
     if "test" not in found.splits and "val" not in found.splits:
-        found.warnings.append("There is no held-out split: a fifth of each class will be taken, by name.")
+        found.warnings.append("There is no held-out split: about a fifth of each class will be taken.")

@@ -1,6 +1,8 @@
 """A contact sheet: some pictures of each class, as the network will see them or as they are."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -17,7 +19,7 @@ def contact_sheet(items: Sequence[Item], classes: Sequence[str], columns: int = 
     shown = list(classes[:MOST_CLASSES])
     height = max(1, len(shown)) * (CELL + GAP) + GAP
     sheet = Image.new("RGB", (LABEL + columns * (CELL + GAP) + GAP, height), _PAPER)
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=14)
+    draw, font = ImageDraw.Draw(sheet), load_font(14)
     for row, name in enumerate(shown):
         top = GAP + row * (CELL + GAP)
         draw.text((GAP, top + CELL // 2 - 8), _fit(draw, name, font), fill=_INK, font=font)
@@ -25,6 +27,16 @@ def contact_sheet(items: Sequence[Item], classes: Sequence[str], columns: int = 
             left = LABEL + column * (CELL + GAP) + (CELL - picture.width) // 2
             sheet.paste(picture, (left, top + (CELL - picture.height) // 2))
     return sheet
+
+
+def load_font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """The font that comes with matplotlib, which knows most alphabets; Pillow's own knows ASCII."""
+    package = find_spec("matplotlib")
+    if package is not None and package.origin:
+        path = Path(package.origin).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
+        if path.is_file():
+            return ImageFont.truetype(str(path), size - 1)
+    return ImageFont.load_default(size=size)
 
 
 def _fit(draw: ImageDraw.ImageDraw, name: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:

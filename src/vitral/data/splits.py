@@ -7,6 +7,7 @@ from vitral.data.sources import split_off
 from vitral.errors import DataError
 
 SELECTION = 0.1
+A_FIFTH = "about a fifth of each class, by a hash of the names"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +31,14 @@ def settle_splits(data: Dataset, other: Dataset | None = None, selected: float =
     else:
         rest, part = split_off(train)
         train, held = tuple(rest), tuple(part)
-        reasons["held_out"] = "a fifth of each class, by name"
+        reasons["held_out"] = A_FIFTH
     if "val" in data.splits and ("test" in data.splits or other is not None):
         selection, reasons["selection"] = data.splits["val"], "the data's own val split"
     else:
         rest, part = split_off(train, selected, salt="selection")
         if part and len(rest) > len(part):
             train, selection = tuple(rest), tuple(part)
-            reasons["selection"] = f"{selected:.0%} of the training ones"
+            reasons["selection"] = f"about {selected:.0%} of the training ones"
         else:
             selection, reasons["selection"] = train, "the training ones: there are too few to take some away"
     if not train:

@@ -13,7 +13,7 @@ from vitral.data.items import Dataset, Item
 from vitral.data.loader import Loader, Pictures
 from vitral.data.scan import Progress
 from vitral.data.sources import open_data, split_off
-from vitral.data.splits import SELECTION, own_held_out, settle_splits
+from vitral.data.splits import A_FIFTH, SELECTION, own_held_out, settle_splits
 from vitral.errors import ConfigError, DataError
 from vitral.measure.evaluation import Evaluation, describe_difference, of_features, summarise
 from vitral.measure.few_shot import few_shot, neighbours
@@ -120,7 +120,7 @@ def choose_pictures(ready: Ready, data: str | Path | None, *, needs_train: bool)
         return Asked(data=found, train=train, held_out=found.splits[own], why=f"the data's own {own} split")
     if needs_train:
         rest, part = split_off(train)
-        why = "a fifth of each class, by name"
+        why = A_FIFTH
         return Asked(data=found, train=tuple(rest), held_out=tuple(part), why=why)
     return Asked(data=found, train=(), held_out=train, why="all pictures")
 

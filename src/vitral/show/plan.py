@@ -1,10 +1,16 @@
 """A plan as a person reads it."""
 
-from vitral.plan import DAY, UTILISATION, Plan
+from typing import TYPE_CHECKING
+
 from vitral.show.console import human_console, in_bytes, in_units
 
+if TYPE_CHECKING:
+    from vitral.plan import Plan
 
-def show_plan(plan: Plan, price: float | None) -> None:
+DAY = 86_400
+
+
+def show_plan(plan: "Plan", price: float | None) -> None:
     from rich.table import Table
 
     console = human_console()
@@ -34,8 +40,8 @@ def show_plan(plan: Plan, price: float | None) -> None:
     console.print(table)
     console.print()
     console.print(
-        f"Time at {UTILISATION:.0%} of the data sheet, unless images a second were measured or given; the paper's own "
-        "runs reached 32 to 43 %. A training step counts as three forward passes.",
+        f"Time at {100 * plan.utilisation:.0f} % of the data sheet, unless images a second were measured or given; the "
+        "paper's own runs reached 32 to 43 %. A training step counts as three forward passes.",
         style="dim",
     )
 

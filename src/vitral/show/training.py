@@ -62,7 +62,7 @@ def show_human(events: "Iterable[Event]") -> dict[str, Any] | None:
     )
     ended: dict[str, Any] | None = None
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("starting", total=None, told="", left="")
+        task = bar.add_task("looking at the data", total=None, told="", left="")
         for event in events:
             if change := _change_of_bar(event):
                 bar.update(task, **change)
@@ -86,7 +86,11 @@ def _change_of_bar(event: "Event") -> dict[str, Any]:
                 left=f"{in_time(told.seconds_left)} left",
             )
         case "Measuring":
-            return dict(description=f"measuring: {told.what}", told=f"{told.done}/{told.total} pictures")
+            if told.total == 1:
+                return dict(description=told.what, told="", left="")
+            return dict(description=f"measuring: {told.what}", told=f"{told.done}/{told.total} pictures", left="")
+        case "Saved" | "EpochEnded":
+            return dict(description="training", told="", left="")
     return {}
 
 
@@ -107,7 +111,8 @@ def lines_of(event: "Event") -> list[tuple[str, str | None]]:
             return [(f"{told.steps} steps{went}, {told.parameters:,} parameters{part}: {told.folder}", "bold")]
         case "EpochEnded":
             best = "  best so far" if told.is_best else ""
-            line = f"epoch {told.epoch + 1:>3}  loss {told.train_loss:.3f}  selection {told.top1:.2%}{best}"
+            selection = f"selection {told.top1:.2%}, loss {told.loss:.3f}"
+            line = f"epoch {told.epoch + 1:>3}  loss {told.train_loss:.3f}  {selection}{best}"
             return [(line, None)]
         case "Warned":
             return [(f"warning: {told.message}", "yellow")]

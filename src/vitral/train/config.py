@@ -35,8 +35,9 @@ class Optim:
     """For adam and adamw."""
     clip: float = 1.0
     """Largest norm of all gradients together; 0: no limit."""
-    layer_decay: float = 1.0
-    """Each layer below the head learns at this times the rate of the one above it."""
+    layer_decay: float | Auto = "auto"
+    """Each layer below the head learns at this times the rate of the one above it; auto: 0.75 where all weights of a
+    checkpoint are trained, else 1."""
     schedule: Literal["cosine", "linear", "rsqrt", "constant"] = "cosine"
     """How the learning rate goes on after the warm-up."""
     warmup_steps: int | Auto = "auto"
@@ -168,7 +169,7 @@ def _check_numbers(config: TrainConfig) -> None:
     optim = config.optim
     if isinstance(optim.lr, float | int) and not optim.lr > 0:
         raise ConfigError(f"optim.lr={optim.lr} must be above 0.")
-    if not 0 < optim.layer_decay <= 1:
+    if optim.layer_decay != "auto" and not 0 < optim.layer_decay <= 1:
         raise ConfigError(f"optim.layer_decay={optim.layer_decay} must be above 0 and at most 1.")
     if isinstance(config.batch_size, int) and config.batch_size % config.accumulate:
         raise ConfigError(f"batch_size={config.batch_size} is no multiple of accumulate={config.accumulate}.")

@@ -20,8 +20,8 @@ _LOOKED_AT = 50
 _STEPS_FROM_SCRATCH, _STEPS_FROM_WEIGHTS = 4000, 600
 _LR = {  # optimiser: from scratch, all weights of a checkpoint, a few weights
     "sgd": (0.03, 0.01, 0.03),
-    "adam": (1e-3, 5e-5, 1e-3),
-    "adamw": (1e-3, 5e-5, 1e-3),
+    "adam": (1e-3, 3e-4, 1e-3),
+    "adamw": (1e-3, 3e-4, 1e-3),
     "muon": (2e-3, 1e-4, 1e-3),
 }
 
@@ -152,7 +152,8 @@ class Decisions:
             while size * 2 <= most and size * 40 <= len(self.train):
                 size *= 2
             size = max(self.config.accumulate, size // self.config.accumulate * self.config.accumulate)
-            self.decide("batch_size", size, f"at least 20 steps an epoch with {len(self.train):,} pictures")
+            enough = f"at least 20 steps an epoch with {len(self.train):,} pictures"
+            self.decide("batch_size", size, enough if size > 16 else f"small, as {len(self.train):,} pictures are few")
 
     def length(self) -> None:
         per_epoch = max(1, len(self.train) // int(self.config.batch_size))
@@ -169,6 +170,12 @@ class Decisions:
             self.decide("optim.warmup_steps", warmup, "5 % of all steps")
 
     def rates(self) -> None:
+        tunes_all = bool(self.config.from_weights) and self.config.tune.what == "all"
+        if self.is_open("optim.layer_decay"):
+            if tunes_all:
+                self.decide("optim.layer_decay", 0.75, "lower layers of a trained network should hardly move")
+            else:
+                self.config = replace(self.config, optim=replace(self.config.optim, layer_decay=1.0))
         if not self.is_open("optim.lr"):
             return
         scratch, everything, few = _LR[self.config.optim.name]

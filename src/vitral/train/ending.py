@@ -22,7 +22,7 @@ from vitral.runs import Run
 from vitral.train.config import TrainConfig
 from vitral.train.events import Baseline, Decided, Measuring
 
-SHOTS, NEIGHBOURS = 10, 10
+SHOTS, NEIGHBOURS, FEWEST = 10, 10, 5
 _BUDGET = {"cpu": 2e12, "cuda": 2e14, "mps": 2e13}  # FLOPs: some seconds
 
 
@@ -34,7 +34,7 @@ def measure_start(ready: Ready, data: Dataset, splits: Splits) -> Iterator[Measu
     affordable = int(_BUDGET[ready.device.type] / each)
     test = evenly(splits.selection, affordable // 3)
     train = evenly(splits.train, affordable - len(test))
-    if data.multi_label or len(train) < 2 * len(data.classes) or len(test) < 20:
+    if data.multi_label or len(train) < 2 * len(data.classes) or len(test) < FEWEST:
         return
     how = Options(few_shot=SHOTS)
     features: list[Gathered] = []

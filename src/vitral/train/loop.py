@@ -50,6 +50,7 @@ from vitral.train.mixing import balanced_weights
 from vitral.train.schedule import factor
 from vitral.train.signals import Signals
 from vitral.train.state import State, load_state, save_state
+from vitral.train.unreadable import Unreadable
 from vitral.weights.load import load
 
 CURVE_POINTS = 200
@@ -68,11 +69,14 @@ def train(
     ``config`` (a TOML file) come before them, as on the command line.
 
     ``resume`` goes on with a run; settings may be repeated, and must then be the same."""
-    if resume is None:
-        settled, opened = gather_layers(data, flat(settings), recipe=recipe, config=config)
-        yield from train_settled(settled, out, opened)
-        return
-    run, settled = reopen(Path(resume), data, settings)
+    if resume is not None:
+        return go_on(*reopen(Path(resume), data, settings))
+    settled, opened = gather_layers(data, flat(settings), recipe=recipe, config=config)
+    return train_settled(settled, out, opened)
+
+
+def go_on(run: Run, settled: TrainConfig) -> Iterator[Event]:
+    """A run that was begun before."""
     if told := run.read_json(run.report):
         yield Warned(message=f"{run.folder} is finished; there is nothing to go on with.")
         yield Finished(
@@ -87,7 +91,9 @@ def train(
 
 def train_settled(config: TrainConfig, out: str | Path | None = None, data: Dataset | None = None) -> Iterator[Event]:
     """A new run by settings that are complete; ``data`` is what they name, where it is open already."""
-    yield from Training(config, None if out is None else Path(out), resumed=False, data=data).run()
+    if out is not None:
+        Run.check_free(Path(out))
+    return Training(config, None if out is None else Path(out), resumed=False, data=data).run()
 
 
 class Training:
@@ -97,8 +103,7 @@ class Training:
         self.config, self.place, self.resumed = config, place, resumed
         self.data: Dataset = data or open_data(config.data)
         self.step = 0
-        self.bad_pictures: list[int] = []
-        """Which training pictures could not be read so far."""
+        self.unreadable = Unreadable()
         self.best = Best()
         self.loss_sum, self.loss_steps = 0.0, 0
         self.seconds = 0.0
@@ -200,6 +205,10 @@ class Training:
                 for event in measure_start(self.ready(), self.data, self.splits):
                     self.baseline = event if isinstance(event, Baseline) else None
                     yield event
+                if self.baseline is None and not self.data.multi_label:
+                    yield Warned(
+                        message="There are too few pictures to measure what the checkpoint knows before training."
+                    )
             self.folder.write_json(self.folder.manifest, self.described())
         parameters = list(self.learner.model.parameters())
         yield Began(
@@ -227,7 +236,7 @@ class Training:
         else:
             self.learner.load(state.tensors)
             self.learner.loss_scale = state.facts["loss_scale"]
-            self.best = Best(**state.facts["best"])
+            self.best, self.unreadable = Best(**state.facts["best"]), Unreadable(**state.facts["unreadable"])
             for name in _FACTS:
                 setattr(self, name, state.facts[name])
             self.step = state.step
@@ -242,7 +251,11 @@ class Training:
 
     def save_state(self) -> Saved:
         facts = {name: getattr(self, name) for name in _FACTS}
-        facts |= {"loss_scale": self.learner.loss_scale, "best": asdict(self.best)}
+        facts |= {
+            "loss_scale": self.learner.loss_scale,
+            "best": asdict(self.best),
+            "unreadable": asdict(self.unreadable),
+        }
         path = save_state(self.folder.state, State(step=self.step, tensors=self.learner.state(), facts=facts))
         return Saved(path=path, step=self.step)
 
@@ -293,7 +306,7 @@ class Training:
         yield from self.finish()
 
     def learn(self, batch: Batch, rate: float) -> float:
-        self.count_bad(batch)
+        self.unreadable.take_batch(batch, self.splits.train, self.folder, self.config.most_bad)
         try:
             loss = self.learner.learn(batch, self.step, rate)
         except TrainingError as error:
@@ -307,20 +320,6 @@ class Training:
         self.step += 1
         self.loss_sum, self.loss_steps = self.loss_sum + loss, self.loss_steps + 1
         return loss
-
-    def count_bad(self, batch: Batch) -> None:
-        for index, reason in batch.bad:
-            if index not in self.bad_pictures:
-                self.bad_pictures.append(index)
-                self.folder.add_skipped(self.splits.train[index].key, reason)
-        total, bad = len(self.splits.train), len(self.bad_pictures)
-        if not len(batch.items) or bad > self.config.most_bad * max(total, 100):
-            index, reason = batch.bad[0] if batch.bad else (0, "")
-            raise DataError(
-                f"{bad} of {total} pictures cannot be read, such as {self.splits.train[index].key} ({reason}); at "
-                f"most {self.config.most_bad:.0%} may.",
-                hint="`vitral data` lists them; most_bad sets another limit.",
-            )
 
     def interrupted(self) -> Interrupted:
         line = f"vitral train --resume {shlex.quote(str(self.folder.folder))}"
@@ -354,7 +353,12 @@ class Training:
             else:
                 yield Measuring(what=what, done=event.done, total=event.total)
         assert answers is not None
+        self.unreadable.take(answers.unreadable, self.folder)
         return answers
+
+    def tell_unreadable(self) -> Iterator[Event]:
+        if news := self.unreadable.news(self.folder):
+            yield Warned(message=news)
 
     def end_epoch(self, epoch: int) -> Iterator[Event]:
         with self.learner.averaged():
@@ -363,6 +367,7 @@ class Training:
             is_best = self.best.take(found, self.step, epoch)
             if is_best:
                 save_best(self.folder, self.learner.model, self.preprocess, self.data, self.config)
+        yield from self.tell_unreadable()
         train_loss = self.loss_sum / max(1, self.loss_steps)
         self.loss_sum, self.loss_steps = 0.0, 0
         row = {
@@ -392,6 +397,7 @@ class Training:
         start = time.perf_counter()
         exact = self.ready("float32")  # as `vitral evaluate` has it
         answers = yield from self.ask(exact, self.held_out, "held out")
+        yield from self.tell_unreadable()
         found: Evaluation = summarise(answers, self.data.classes)
         speed = len(self.splits.held_out) / (time.perf_counter() - start)
         found = replace(found, images_per_second=speed, split=self.splits.reasons["held_out"])
@@ -399,7 +405,7 @@ class Training:
             "best_step": self.best.step,
             "steps": self.step,
             "train_seconds": round(self.seconds, 3),
-            "bad_pictures": len(self.bad_pictures),
+            "bad_pictures": len(self.unreadable.reasons),
             "parameters": sum(p.numel() for p in self.learner.model.parameters()),
         }
         write_results(
@@ -421,7 +427,6 @@ class Training:
 
 
 _FACTS = (
-    "bad_pictures",
     "loss_sum",
     "loss_steps",
     "seconds",

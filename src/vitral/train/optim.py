@@ -39,9 +39,10 @@ class Group:
 def groups_of(model: Network, optim: Optim) -> list[Group]:
     found: dict[tuple[float, bool], list[str]] = {}
     blocks = len(model.blocks)
+    decay = 1.0 if optim.layer_decay == "auto" else optim.layer_decay
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            scale = optim.layer_decay ** (blocks + 1 - layer_of(name, blocks))
+            scale = decay ** (blocks + 1 - layer_of(name, blocks))
             found.setdefault((scale, is_matrix(name, parameter)), []).append(name)
     return [Group(names=names, scale=scale, decays=decays) for (scale, decays), names in found.items()]
 
