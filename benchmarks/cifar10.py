@@ -31,7 +31,7 @@ from vitral.train.loop import train_settled
 def ours(data: str, seed: int) -> dict[str, Any]:
     config = with_settings(None, {"data": data, **read_toml(recipe_path("cifar10-10min")), "seed": seed}, "benchmark")
     with tempfile.TemporaryDirectory() as folder:
-        for event in train_settled(config, Path(folder) / "run"):
+        for event in train_settled(config, out=Path(folder) / "run"):
             if isinstance(event, Stepped) and event.step % 200 == 0:
                 print(f"vitral step {event.step}/{event.steps} loss {event.loss:.3f}", flush=True)
             if isinstance(event, Finished):

@@ -62,12 +62,18 @@ class Predictor:
         device: str = "auto",
         precision: str = "float32",
         batch_size: int = 32,
+        image_size: int | tuple[int, int] | None = None,
     ):
         if batch_size < 1:
             raise ConfigError(f"batch_size={batch_size} must be at least 1.")
-        self.ready = make_ready(source, device=device, precision=precision)
+        self.ready = make_ready(source, device=device, precision=precision, image_size=image_size)
         self.batch_size = batch_size
         self.labels = self.ready.labels
+        self._name = "a Checkpoint" if isinstance(source, Checkpoint) else str(source)
+
+    def __repr__(self) -> str:
+        size = " x ".join(map(str, self.ready.model.config.image_hw))
+        return f"<Predictor of {self._name}: {len(self.labels)} labels, pictures of {size}, on {self.ready.device}>"
 
     @overload
     def __call__(self, pictures: "Picture") -> Prediction: ...

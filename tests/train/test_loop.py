@@ -116,7 +116,7 @@ def test_a_run_that_is_left_and_resumed_is_the_same_run(folder: Path, tmp_path: 
     training = None
     for event in events:
         if isinstance(event, Stepped) and event.step == stop:
-            frame: Any = events.gi_yieldfrom  # type: ignore[attr-defined]
+            frame: Any = events
             while not isinstance(training, Training):
                 training = frame.gi_frame.f_locals.get("self")
                 frame = frame.gi_yieldfrom

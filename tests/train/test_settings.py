@@ -103,7 +103,7 @@ def test_an_unknown_recipe() -> None:
 
 def test_how_long_to_train_is_said_in_one_way_and_the_latest_counts() -> None:
     def length(**given: object) -> tuple[object, object, object]:
-        settled, _ = gather_layers("builtin:digits", given, recipe="digits")
+        settled = gather_layers("builtin:digits", given, recipe="digits").config
         return settled.steps, settled.epochs, settled.minutes
 
     assert length() == (read_toml(recipe_path("digits"))["steps"], "auto", None)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from vitral.cli.models import parse_size
 from vitral.show.console import Format, show_json, show_lines
 
 
@@ -20,6 +21,7 @@ def evaluate(
     temperature: Annotated[bool, Parameter(help="Also calibrate by temperature scaling.", negative="")] = False,
     label_map: Annotated[Path | None, Parameter(help="A file: the data's class, the model's label.")] = None,
     real: Annotated[Path | None, Parameter(help="A JSON file of all true labels (ReaL).")] = None,
+    image_size: Annotated[str | None, Parameter(help="Another size than it was trained at: 224, or HxW.")] = None,
     device: Annotated[str, Parameter(help="cpu, cuda, cuda:1, mps.")] = "auto",
     precision: Annotated[str, Parameter(help="float32, bfloat16 or float16.")] = "float32",
     batch_size: Annotated[int, Parameter(help="Pictures at a time.")] = 64,
@@ -53,6 +55,7 @@ def evaluate(
         precision=precision,
         batch_size=batch_size,
         workers=workers,
+        image_size=parse_size(image_size),
     )
     found = with_progress(events, "asking the model", quiet=format != "human")
     told = found.as_dict()

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from vitral.cli.models import parse_size
 from vitral.show.console import Format, show_json, show_lines
 
 
@@ -14,6 +15,7 @@ def features(
     /,
     *images: str,
     out: Annotated[Path, Parameter(help="Where to: .npz or .parquet.")],
+    image_size: Annotated[str | None, Parameter(help="Another size than it was trained at: 224, or HxW.")] = None,
     device: Annotated[str, Parameter(help="cpu, cuda, cuda:1, mps.")] = "auto",
     precision: Annotated[str, Parameter(help="float32, bfloat16 or float16.")] = "float32",
     batch_size: Annotated[int, Parameter(help="Pictures at a time.")] = 32,
@@ -36,7 +38,9 @@ def features(
 
     check_target(out)
     files = find_pictures(images, sys.stdin)
-    predictor = Predictor(run, device=device, precision=precision, batch_size=batch_size)
+    predictor = Predictor(
+        run, device=device, precision=precision, batch_size=batch_size, image_size=parse_size(image_size)
+    )
     names, rows, failures = [], [], []
     with progress_bar("embedding", quiet=format != "human") as move:
         move(0, len(files))

@@ -1,7 +1,7 @@
 """``vitral models``: the table of names, with what each costs."""
 
 import re
-from typing import Annotated
+from typing import Annotated, overload
 
 from cyclopts import Parameter
 
@@ -26,7 +26,7 @@ def models(
         Show only models that have all these words in their name or description, such as: hybrid, small, b16.
     """
     names = find_models(words)
-    size = None if image_size is None else parse_size(image_size)
+    size = parse_size(image_size)
     rows = [row for row in (model_row(name, size) for name in names) if row is not None]
     if size is not None and not rows:
         named_config(names[0]).grid(*size)  # says what is wrong with the size
@@ -64,8 +64,14 @@ def _description(name: str) -> str:
     return "small" if any(size in name for size in ("pico", "nano", "micro")) else ""
 
 
-def parse_size(words: str) -> tuple[int, int]:
+@overload
+def parse_size(words: str) -> tuple[int, int]: ...
+@overload
+def parse_size(words: str | None) -> tuple[int, int] | None: ...
+def parse_size(words: str | None) -> tuple[int, int] | None:
     """'384' or '384x256' -> (height, width)."""
+    if words is None:
+        return None
     sides = words.lower().split("x")
     if len(sides) > 2 or not all(re.fullmatch("[1-9][0-9]{0,5}", side) for side in sides):
         raise ConfigError(

@@ -33,7 +33,7 @@ def plan(
         model,
         images=count_from_word(images, "--images"),
         epochs=epochs,
-        image_size=None if image_size is None else parse_size(image_size),
+        image_size=parse_size(image_size),
         num_classes=num_classes,
         batch_size=batch_size,
         device=device,

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from vitral.cli.models import parse_size
 from vitral.errors import ConfigError
 
 
@@ -16,6 +17,7 @@ def predict(
     top: Annotated[int, Parameter(help="How many labels a picture.")] = 5,
     out: Annotated[Path | None, Parameter(help="Write rows there: .csv or .jsonl.")] = None,
     resume: Annotated[bool, Parameter(help="Go on with --out after an interruption.", negative="")] = False,
+    image_size: Annotated[str | None, Parameter(help="Another size than it was trained at: 224, or HxW.")] = None,
     device: Annotated[str, Parameter(help="cpu, cuda, cuda:1, mps.")] = "auto",
     precision: Annotated[str, Parameter(help="float32, bfloat16 or float16.")] = "float32",
     batch_size: Annotated[int, Parameter(help="Pictures at a time.")] = 32,
@@ -42,11 +44,14 @@ def predict(
     if resume and out is None:
         raise ConfigError("--resume goes on with a file, and there is no --out.")
     files = find_pictures(images, sys.stdin)
-    predictor = Predictor(run, device=device, precision=precision, batch_size=batch_size)
+    predictor = Predictor(
+        run, device=device, precision=precision, batch_size=batch_size, image_size=parse_size(image_size)
+    )
     predictor.ready.check_answers()
     with open_rows(out, format, top, files, resume=resume) as rows:
         rest, failed = files[rows.done :], rows.failed
-        with progress_bar("predicting", quiet=format != "human" or len(rest) <= batch_size) as move:
+        with progress_bar("predicting", quiet=format != "human") as move:
+            move(rows.done, len(files))
             for number, (file, told) in enumerate(predictor.stream(rest), rows.done + 1):
                 if isinstance(told, Failure):
                     failed += 1
@@ -56,5 +61,8 @@ def predict(
                 if number % batch_size == 0 or number == len(files):
                     rows.keep()
                     move(number, len(files))
+    if out is not None and format == "human":
+        unusable = f", of which {failed:,} could not be used and say why" if failed else ""
+        sys.stderr.write(f"{out}: {len(files):,} row{'' if len(files) == 1 else 's'}{unusable}\n")
     if failed:
         sys.exit(3)

@@ -24,6 +24,7 @@ def train(
     out: Annotated[Path | None, Parameter(help="The run folder; by default runs/DATA-MODEL-1.")] = None,
     val: Annotated[str | None, Parameter(help="Other data to hold out.")] = None,
     epochs: Annotated[float | None, Parameter(help="Times that every picture is seen.")] = None,
+    steps: Annotated[int | None, Parameter(help="Or this many steps in all.")] = None,
     minutes: Annotated[float | None, Parameter(help="Plan the run to fit into this time.")] = None,
     batch_size: Annotated[int | None, Parameter(help="Pictures in one step.")] = None,
     image_size: Annotated[str | None, Parameter(help="Pixels: 384, or HEIGHTxWIDTH.")] = None,
@@ -57,6 +58,7 @@ def train(
         model=model,
         val=val,
         epochs=epochs,
+        steps=steps,
         minutes=minutes,
         batch_size=batch_size,
         image_size=image_size,
@@ -125,8 +127,8 @@ def start(
         if recipe or config or (out is not None and out != resume):
             raise ConfigError("--resume goes on with a run as it is; leave --recipe, --config and --out out.")
         return run(data, resume=resume, **given)
-    settled, opened = gather_layers(data, given, recipe=recipe, config=config, origin="the command line")
+    settled = gather_layers(data, given, recipe=recipe, config=config, origin="the command line")
     if print_config:
-        sys.stdout.write(as_toml(settled))
+        sys.stdout.write(as_toml(settled.config))
         return None
-    return train_settled(settled, out, opened)
+    return train_settled(*settled, out=out)

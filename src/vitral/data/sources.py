@@ -73,39 +73,45 @@ def open_folder(folder: Path) -> Dataset:
     splits = {entry: SPLITS[entry.name.lower()] for entry in below if entry.name.lower() in SPLITS}
     if splits and "train" not in splits.values() and len(below) > len(splits):
         splits = {}  # a class that happens to be called "test"
+    others: Counter[str] = Counter()
     if not splits:
-        found = {"train": dict(class_folders(folder))}
+        found = {"train": dict(class_folders(folder, others))}
     else:
         found = {}
         for entry, split in splits.items():
-            for name, pictures in class_folders(entry):
+            for name, pictures in class_folders(entry, others):
                 found.setdefault(split, {}).setdefault(name, []).extend(pictures)
-    classes = tuple(sorted({name for per_class in found.values() for name in per_class}, key=natural_order))
+    named = {name for per_class in found.values() for name in per_class}
+    filled = {name for per_class in found.values() for name, pictures in per_class.items() if pictures}
+    classes = tuple(sorted(filled, key=natural_order))
     if not classes:
-        _refuse_folder(folder)
+        _refuse_folder(folder, others)
     numbers = {name: index for index, name in enumerate(classes)}
     items = {
         split: tuple(
             Item(path.relative_to(folder).as_posix(), numbers[name], InFile(str(path)))
-            for name in sorted(per_class, key=natural_order)
+            for name in sorted(filled & per_class.keys(), key=natural_order)
             for path in per_class[name]
         )
         for split, per_class in found.items()
     }
-    notes = []
+    notes = [f"Left out, as there is no picture in it: {name}." for name in sorted(named - filled, key=natural_order)]
+    if others:
+        notes.append(f"Not taken, as these are no pictures that can be read: {_counted(others)}.")
     if empty := [name for name in classes if "train" in found and not found["train"].get(name)]:
         notes.append(f"No training picture: {', '.join(empty[:10])}.")
     return Dataset(name=folder.resolve().name, classes=classes, splits=items, notes=tuple(notes))
 
 
-def class_folders(folder: Path) -> Iterator[tuple[str, list[Path]]]:
-    """The name of each class and its pictures; folders in a class folder belong to it."""
+def class_folders(folder: Path, others: Counter[str]) -> Iterator[tuple[str, list[Path]]]:
+    """The name of each class and its pictures; folders in a class folder belong to it. ``others`` counts the endings of
+    what else is there."""
     for entry in sorted(folder.iterdir()):
         if entry.is_dir() and not entry.name.startswith("."):
-            yield unicodedata.normalize("NFC", entry.name), list(pictures_below(entry))
+            yield unicodedata.normalize("NFC", entry.name), list(pictures_below(entry, others))
 
 
-def pictures_below(folder: Path) -> Iterator[Path]:
+def pictures_below(folder: Path, others: Counter[str] | None = None) -> Iterator[Path]:
     """Every picture in a folder and those below, hidden ones left out, links followed but not in circles."""
     seen: set[str] = set()
     for place, folders, names in os.walk(folder, followlinks=True):
@@ -116,18 +122,31 @@ def pictures_below(folder: Path) -> Iterator[Path]:
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            if not name.startswith(".") and name.lower().endswith(SUFFIXES):
+            if name.startswith("."):
+                continue
+            if name.lower().endswith(SUFFIXES):
                 yield Path(place, name)
+            elif others is not None:
+                others[Path(name).suffix.lower() or "no ending"] += 1
 
 
-def _refuse_folder(folder: Path) -> None:
+def _counted(others: Counter[str]) -> str:
+    return ", ".join(
+        f"{number} {'file' if number == 1 else 'files'} ({ending})" for ending, number in others.most_common(5)
+    )
+
+
+def _refuse_folder(folder: Path, others: Counter[str]) -> None:
     loose = [entry for entry in folder.iterdir() if entry.name.lower().endswith(SUFFIXES)]
     if loose:
         raise DataError(
             f"{folder} holds {len(loose)} pictures, but no folders that say what they show.",
             hint="Put the pictures of each class into a folder with its name, or write a table: image,label.",
         )
-    raise DataError(f"{folder} holds no pictures in class folders.", hint=f"Pictures end in {', '.join(SUFFIXES)}.")
+    seen = f", but {_counted(others)}" if others else ""
+    raise DataError(
+        f"{folder} holds no pictures in class folders{seen}.", hint=f"Pictures end in {', '.join(SUFFIXES)}."
+    )
 
 
 # ---- a split where there is none ----

@@ -31,7 +31,7 @@ def evaluate(source: str | Path | Checkpoint, data: str | Path | None = None, **
     """How good a model is on data; a run is measured on its own held-out pictures where no data are given.
 
     ``options`` are the fields of Options: few_shot, knn, against, temperature, label_map, real, device, precision,
-    batch_size, workers."""
+    batch_size, workers, image_size."""
     return finished(evaluating(source, data, **options))
 
 
@@ -53,6 +53,8 @@ class Options:
     precision: str = "float32"
     batch_size: int = 64
     workers: int = 0
+    image_size: int | tuple[int, int] | None = None
+    """Another size than the model was trained at."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.workers < 0:
@@ -79,7 +81,7 @@ def evaluating(
 ) -> Iterator[Progress | Evaluation]:
     """The same, told while it goes on: Progress, and the Evaluation at the end."""
     how = Options(**options)
-    ready = make_ready(source, device=how.device, precision=how.precision)
+    ready = make_ready(source, device=how.device, precision=how.precision, image_size=how.image_size)
     asked = choose_pictures(ready, data, needs_train=how.of_features)
     measure = measure_features if how.of_features else measure_answers
     for event in measure(ready, asked, how):

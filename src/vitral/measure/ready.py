@@ -81,10 +81,17 @@ def to_device(images: Images, preprocess: Preprocess, device: torch.device) -> I
     return [normalise(image.to(device), preprocess) for image in images]
 
 
-def make_ready(source: str | Path | Checkpoint, *, device: str = "auto", precision: str = "float32") -> Ready:
+def make_ready(
+    source: str | Path | Checkpoint,
+    *,
+    device: str = "auto",
+    precision: str = "float32",
+    image_size: int | tuple[int, int] | None = None,
+) -> Ready:
     """From a run folder, a weights file, ``hf:owner/name``, or a Checkpoint.
 
-    Answers are computed in float32 unless another precision is asked for, so that they are the same everywhere."""
+    Answers are computed in float32 unless another precision is asked for, so that they are the same everywhere.
+    ``image_size`` is another one than the model was trained at."""
     if precision not in ("float32", "bfloat16", "float16"):
         raise ConfigError(f"precision={precision!r} must be float32, bfloat16 or float16.")
     place = torch.device(choose_device(device).value)
@@ -92,9 +99,12 @@ def make_ready(source: str | Path | Checkpoint, *, device: str = "auto", precisi
     if not isinstance(source, Checkpoint):
         if not str(source).startswith("hf:") and Run.is_run(Path(source)):
             run = Run.open(Path(source))
-        checkpoint = load(run.trained_model() if run else source)
-    else:
+        size: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
+        checkpoint = load(run.trained_model() if run else source, **size)
+    elif image_size is None or source.model.config.image_hw in (image_size, (image_size, image_size)):
         checkpoint = source
+    else:
+        raise ConfigError("A Checkpoint has its size.", hint=f"vitral.load(..., image_size={image_size})")
     classes = checkpoint.model.config.num_classes
     return Ready(
         model=checkpoint.model.eval().to(place),

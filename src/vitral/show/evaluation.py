@@ -22,7 +22,7 @@ def show_evaluation(told: dict[str, Any]) -> None:
         if len(told["per_class"]) > MOST_CLASSES:
             line(f"... and {len(told['per_class']) - MOST_CLASSES} more classes, better than these", "dim")
     for truth, answer, times in told.get("confused", [])[:MOST_LISTED]:
-        line(f"{times} times {truth} was taken for {answer}", "dim")
+        line(f"{'once' if times == 1 else f'{times} times'} {truth} was taken for {answer}", "dim")
     for key, reason in told["unreadable"][:MOST_LISTED]:
         line(f"not counted: {key} ({reason})", "yellow")
     if (bad := len(told["unreadable"])) > MOST_LISTED:
@@ -41,7 +41,8 @@ def summary(told: dict[str, Any]) -> list[str]:
         lines.append(f"{found['shots']} a class, closed form: {found['top1']:.2%} right of {images} (seeds: {each})")
     if "loss" in told:
         lines.append(f"{told['top1']:.2%} right of {images}, {interval}")
-        lines.append(f"top 5: {told['top5']:.2%}, loss {told['loss']:.4f}")
+        top5 = f"top 5: {told['top5']:.2%}, " if len(told.get("per_class") or range(6)) > 5 else ""
+        lines.append(f"{top5}loss {told['loss']:.4f}")
     if (found := told.get("mean_average_precision")) is not None:
         lines.append(f"mean average precision: {found:.2%}")
     if found := told.get("real"):
@@ -53,8 +54,8 @@ def summary(told: dict[str, Any]) -> list[str]:
     if found := told.get("against"):
         clear = "a clear difference" if found["is_clear"] else "no clear difference"
         lines.append(
-            f"{found['model']}: {found['top1']:.2%}, {100 * found['difference']:+.2f} points "
-            f"({100 * found['low']:+.2f} to {100 * found['high']:+.2f}): {clear}; they disagree on "
+            f"{found['model']} is right of {found['top1']:.2%}: {100 * found['difference']:+.2f} points to the model "
+            f"above ({100 * found['low']:+.2f} to {100 * found['high']:+.2f}), {clear}; they disagree on "
             f"{found['disagreements']:,} pictures"
         )
     lines += told.get("notes", [])

@@ -41,6 +41,8 @@ def _figure(width: float, height: float) -> Iterator[tuple[Any, list[str]]]:
 
 def draw_curves(losses: Sequence[dict[str, str]], epochs: Sequence[dict[str, str]]) -> str:
     """Loss while training and on the selection; top-1 on the selection."""
+    from matplotlib.ticker import MaxNLocator
+
     with _figure(8.6, 2.9) as (figure, told):
         left, right = figure.subplots(1, 2)
         steps, values = [int(row["step"]) for row in losses], [float(row["loss"]) for row in losses]
@@ -54,7 +56,9 @@ def draw_curves(losses: Sequence[dict[str, str]], epochs: Sequence[dict[str, str
         left.legend(frameon=False)
         right.plot(ends, [100 * float(row["top1"]) for row in epochs], many, color=ORANGE, markersize=3)
         right.set(xlabel="step", ylabel="right on the selection, %")
+        right.set_ylim(top=min(100.5, right.get_ylim()[1]))
         for axes in (left, right):
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.grid(color=GREY, alpha=0.25, linewidth=0.6)
     return told[0]
 

@@ -48,8 +48,8 @@ def page(run: Run, told: dict[str, Any]) -> str:
         style=_STYLE,
         headline=f"{held['top1']:.1%}",
         lines="".join(f"<p>{escape(line)}</p>" for line in lines),
-        name=escape(data["name"]),
-        folder=escape(run.folder.name),
+        name=escape(data["name"] if data["name"] == run.folder.name else f"{data['name']}: {run.folder.name}"),
+        folder=escape(f"{in_units(told['parameters'], ('', 'thousand', 'million', 'billion'))} parameters"),
         sections="".join(sections),
     )
 
@@ -77,16 +77,18 @@ def _training(told: dict[str, Any]) -> str:
         f"{told['steps']:,} steps in {in_time(told['train_seconds'])}; {parameters} parameters. "
         f"The best epoch, by the selection, ended at step {told['best_step']:,}."
     ]
-    lines.append(
-        "Training pictures are changed at random, and labels may be smoothed: their loss can lie above the selection's."
-    )
+    if told.get("changes_pictures"):
+        lines.append(
+            "Training pictures are changed at random or mixed, or their labels smoothed: their loss can lie above the "
+            "selection's."
+        )
     if found := told.get("baseline"):
         lines.append(
             f"Before training, the features of the starting weights gave {found['knn']:.1%} by nearest neighbours and "
             f"{found['few_shot']:.1%} by ten pictures a class (on {found['pictures']} pictures of the selection)."
         )
     if told["bad_pictures"]:
-        lines.append(f"{told['bad_pictures']:,} times a picture could not be read; see skipped.txt.")
+        lines.append(f"Pictures that could not be read: {told['bad_pictures']:,}. They are listed in skipped.txt.")
     return "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
@@ -159,7 +161,8 @@ def _environment(told: dict[str, Any]) -> list[tuple[str, str]]:
 def card(run: Run, told: dict[str, Any]) -> str:
     """A model card in Markdown: what it is, what it is good for, how it was made."""
     held, data = told["held_out"], told["data"]
-    worst = sorted((row for row in held["per_class"] if row["images"]), key=lambda row: row["recall"] or 0)[:3]
+    missed = [row for row in held["per_class"] if row["images"] and (row["recall"] or 0) < 1]
+    worst = sorted(missed, key=lambda row: row["recall"] or 0)[:3]
     weak = ", ".join(f"{row['class']} ({row['recall']:.0%} found)" for row in worst)
     classes = ", ".join(data["classes"][:30]) + (", ..." if len(data["classes"]) > 30 else "")
     pictures = data["pictures"]
@@ -168,7 +171,7 @@ def card(run: Run, told: dict[str, Any]) -> str:
         data=data["name"],
         classes=classes,
         results="\n".join(f"- {line}" for line in summary(held)),
-        weak=weak,
+        weak=f"Weakest: {weak}. " if weak else "",
         parameters=f"{told['parameters']:,}",
         train=f"{pictures['train']:,}",
         selection=f"{pictures['selection']:,}",
@@ -187,7 +190,7 @@ A Vision Transformer of {parameters} parameters that tells {data} apart: {classe
 
 {results}
 
-Weakest: {weak}. These numbers hold for pictures like those it was measured on. It answers one of its classes for any
+{weak}These numbers hold for pictures like those it was measured on. It answers one of its classes for any
 picture, also for one that shows none of them.
 
 ## How it was made

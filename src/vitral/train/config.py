@@ -141,6 +141,20 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _check_numbers(self)
 
+    @property
+    def changes_pictures(self) -> bool:
+        """Whether training sees other pictures or labels than evaluation."""
+        how = self.augment
+        off = (
+            how.crop == "none",
+            not how.randaugment,
+            not self.mix.mixup,
+            not self.mix.cutmix,
+            not self.loss.smoothing,
+        )
+        amounts = (how.flip, how.rotate, how.shear, how.zoom, how.shift, how.jitter, how.erase)
+        return any(amounts) or not all(off)
+
 
 def _check_numbers(config: TrainConfig) -> None:
     least: dict[str, float] = {
@@ -206,7 +220,9 @@ def with_settings(config: TrainConfig | None, settings: Mapping[str, Any], origi
             inner.setdefault("network", {})[rest] = field_from_word(value) if isinstance(value, str) else value
             continue
         if name not in known:
-            hint = did_you_mean(name, known) or "`vitral train --help-all` lists them."
+            inside = [setting for setting in known if setting.endswith(f".{name}")]
+            hint = f"Did you mean {' or '.join(inside)}?" if inside else did_you_mean(name, known)
+            hint = hint or "`vitral train --help-all` lists them."
             raise ConfigError(f"{origin}: there is no setting {name!r}.", hint=hint)
         value = _checked(name, value, known[name], origin)
         if dot:

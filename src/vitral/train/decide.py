@@ -18,6 +18,7 @@ from vitral.train.events import Decided
 SMALL = 80
 _LOOKED_AT = 50
 _STEPS_FROM_SCRATCH, _STEPS_FROM_WEIGHTS = 4000, 600
+_MOST_EPOCHS = 200
 _LR = {  # optimiser: from scratch, all weights of a checkpoint, a few weights
     "sgd": (0.03, 0.01, 0.03),
     "adam": (1e-3, 3e-4, 1e-3),
@@ -163,8 +164,8 @@ class Decisions:
             if self.config.minutes is not None:
                 return  # planned by the loop, once it knows the speed
             steps = _STEPS_FROM_WEIGHTS if self.config.from_weights else _STEPS_FROM_SCRATCH
-            epochs = max(3, round(steps / per_epoch))
-            self.decide("epochs", epochs, f"about {steps} steps, {per_epoch} an epoch")
+            epochs = min(_MOST_EPOCHS, max(3, round(steps / per_epoch)))
+            self.decide("epochs", epochs, f"about {epochs * per_epoch} steps, {per_epoch} an epoch")
         if self.is_open("optim.warmup_steps") and self.config.epochs != "auto":
             warmup = max(1, round(0.05 * float(self.config.epochs) * per_epoch))
             self.decide("optim.warmup_steps", warmup, "5 % of all steps")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitral.data.items import Dataset
 from vitral.data.sources import open_data
@@ -10,6 +10,14 @@ from vitral.errors import ConfigError
 from vitral.runs import Run
 from vitral.train.config import TrainConfig, as_settings, read_toml, recipe_path, with_settings
 from vitral.train.decide import SMALL, typical_side
+from vitral.train.events import Decided
+
+
+class Settled(NamedTuple):
+    config: TrainConfig
+    data: Dataset | None
+    """Where they had to be opened for it."""
+    decided: tuple[Decided, ...]
 
 
 def gather_layers(
@@ -19,28 +27,30 @@ def gather_layers(
     recipe: str | None = None,
     config: str | Path | None = None,
     origin: str = "train",
-) -> tuple[TrainConfig, Dataset | None]:
-    """The settings of a new run, and the data where they had to be opened for it.
-
-    Without a recipe, ``finetune`` is taken for a checkpoint and ``small`` for small pictures; "none" takes neither."""
+) -> Settled:
+    """The settings of a new run. Without a recipe, ``finetune`` is taken for a checkpoint, else ``small`` or ``photos``
+    by the size of the pictures; "none" takes none."""
     in_file = {} if config is None else read_toml(Path(config))
     place = str(data) if data is not None else in_file.get("data") or given.get("data")
     if not place:
         raise ConfigError("There is no data to train on.", hint="vitral train builtin:digits, or a folder of yours.")
     opened = None
     starts_from_weights = any(layer.get(name) for layer in (in_file, given) for name in ("from", "from_weights"))
+    made: list[Decided] = []
     if recipe is None and starts_from_weights:
-        recipe = "finetune"
+        recipe, made = "finetune", [Decided(name="recipe", value="finetune", reason="it starts from a checkpoint")]
     elif recipe is None:
         opened = open_data(place)
         items = opened.splits.get("train", ())
-        recipe = "small" if items and typical_side(items) <= SMALL else None
+        side = typical_side(items) if items else 0
+        recipe = "small" if side <= SMALL else "photos"
+        made = [Decided(name="recipe", value=recipe, reason=f"from scratch, on pictures of about {side} pixels")]
     settled = with_settings(None, {"data": place}, origin)
     if recipe not in (None, "none"):
         path = recipe_path(recipe)
         settled = over(settled, read_toml(path), f"the recipe {path.name}")
     settled = over(settled, in_file, f"--config {config}")
-    return over(settled, {**given, "data": place}, origin), opened
+    return Settled(over(settled, {**given, "data": place}, origin), opened, tuple(made))
 
 
 def over(settled: TrainConfig, settings: Mapping[str, Any], origin: str) -> TrainConfig:

@@ -6,7 +6,7 @@ a run that was killed at any moment goes on to the same weights, bit for bit.
 
 import shlex
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -71,8 +71,7 @@ def train(
     ``resume`` goes on with a run; settings may be repeated, and must then be the same."""
     if resume is not None:
         return go_on(*reopen(Path(resume), data, settings))
-    settled, opened = gather_layers(data, flat(settings), recipe=recipe, config=config)
-    return train_settled(settled, out, opened)
+    return train_settled(*gather_layers(data, flat(settings), recipe=recipe, config=config), out=out)
 
 
 def go_on(run: Run, settled: TrainConfig) -> Iterator[Event]:
@@ -89,18 +88,33 @@ def go_on(run: Run, settled: TrainConfig) -> Iterator[Event]:
     yield from Training(settled, run, resumed=True).run()
 
 
-def train_settled(config: TrainConfig, out: str | Path | None = None, data: Dataset | None = None) -> Iterator[Event]:
+def train_settled(
+    config: TrainConfig,
+    data: Dataset | None = None,
+    decided: Sequence[Decided] = (),
+    *,
+    out: str | Path | None = None,
+) -> Iterator[Event]:
     """A new run by settings that are complete; ``data`` is what they name, where it is open already."""
     if out is not None:
         Run.check_free(Path(out))
-    return Training(config, None if out is None else Path(out), resumed=False, data=data).run()
+    place = None if out is None else Path(out)
+    return Training(config, place, resumed=False, data=data, decided=decided).run()
 
 
 class Training:
     """One run, from settings to a model on disk."""
 
-    def __init__(self, config: TrainConfig, place: Run | Path | None, *, resumed: bool, data: Dataset | None = None):
-        self.config, self.place, self.resumed = config, place, resumed
+    def __init__(
+        self,
+        config: TrainConfig,
+        place: Run | Path | None,
+        *,
+        resumed: bool,
+        data: Dataset | None = None,
+        decided: Sequence[Decided] = (),
+    ):
+        self.config, self.place, self.resumed, self.decided = config, place, resumed, decided
         self.data: Dataset = data or open_data(config.data)
         self.step = 0
         self.unreadable = Unreadable()
@@ -138,6 +152,7 @@ class Training:
         """The data, what of them is held out, and every setting that was left open."""
         other = None if self.config.val is None else open_data(self.config.val)
         yield from (Warned(message=note) for note in self.data.notes)
+        yield from self.decided
         if len(self.data.classes) < 2:
             raise DataError(f"{self.data.name} has one class, and telling one apart from nothing cannot be learnt.")
         self.splits = settle_splits(self.data, other, self.config.selection)
@@ -406,6 +421,7 @@ class Training:
             "steps": self.step,
             "train_seconds": round(self.seconds, 3),
             "bad_pictures": len(self.unreadable.reasons),
+            "changes_pictures": self.config.changes_pictures,
             "parameters": sum(p.numel() for p in self.learner.model.parameters()),
         }
         write_results(
