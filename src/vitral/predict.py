@@ -38,8 +38,8 @@ class Prediction:
 
     def top(self, k: int = 5) -> list[tuple[str, float]]:
         """The k most probable labels, the first one first."""
-        if k < 1:
-            raise ConfigError(f"top={k} must be at least 1.")
+        if not isinstance(k, int) or k < 1:
+            raise ConfigError(f"top={k!r} must be a whole number of at least 1.")
         order = np.argsort(-self.probabilities, kind="stable")[:k]
         return [(self.labels[place], float(self.probabilities[place])) for place in order]
 
@@ -64,8 +64,8 @@ class Predictor:
         batch_size: int = 32,
         image_size: int | tuple[int, int] | None = None,
     ):
-        if batch_size < 1:
-            raise ConfigError(f"batch_size={batch_size} must be at least 1.")
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ConfigError(f"batch_size={batch_size!r} must be a whole number of at least 1.")
         self.ready = make_ready(source, device=device, precision=precision, image_size=image_size)
         self.batch_size = batch_size
         self.labels = self.ready.labels
@@ -115,7 +115,7 @@ class Predictor:
         while batch := list(islice(waiting, self.batch_size)):
             prepared = [self._prepare(picture) for picture in batch]
             good = [image for image in prepared if isinstance(image, Tensor)]
-            rows = iter(compute(_stacked(good)) if good else ())
+            rows = iter(self.ready.check_finite(compute(_stacked(good))) if good else ())
             for picture, image in zip(batch, prepared, strict=True):
                 yield picture, image if isinstance(image, Failure) else next(rows)
 

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 wrong use or unusable input, 3 done but some inp
 import os
 import sys
 from collections.abc import Sequence
+from io import StringIO, TextIOWrapper
 
 from cyclopts import App
 from cyclopts.exceptions import CycloptsError, UnusedCliTokensError
@@ -35,6 +36,7 @@ app.command("vitral.cli.doctor:doctor", help="The device, the versions, what is 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
+    settle_streams()
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     if words[:1] == ["train"]:
@@ -60,6 +62,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reason = error.strerror or error
         told = f"{error.filename}: {reason}." if error.filename else f"The result could not be written: {reason}."
         _leave(1, told, debug, error)
+
+
+def settle_streams() -> None:
+    """Names of files may hold what a terminal cannot show, and a stream may be closed."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    if sys.stdin is None:
+        sys.stdin = StringIO()
+    if sys.stdout is None:
+        _leave(2, "Standard output is closed, and the result would go there.", debug=False, error=None)
 
 
 def _let_go_of_the_pipe() -> None:

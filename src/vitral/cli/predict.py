@@ -1,6 +1,8 @@
 """``vitral predict``: labels for pictures."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -36,19 +38,30 @@ def predict(
     """
     from vitral.data.files import find_pictures
     from vitral.predict import Failure, Predictor
-    from vitral.show.predictions import open_rows
+    from vitral.show.predictions import check_same_model, open_rows
     from vitral.show.progress import progress_bar
 
     if top < 1:
         raise ConfigError(f"--top {top} must be at least 1.")
     if resume and out is None:
         raise ConfigError("--resume goes on with a file, and there is no --out.")
+    if out is not None and format in ("json", "csv"):
+        raise ConfigError(
+            f"--out {out} takes the rows, so --format {format} has nothing to print.",
+            hint="The ending of --out says how rows are written: .csv or .jsonl.",
+        )
     files = find_pictures(images, sys.stdin)
     predictor = Predictor(
         run, device=device, precision=precision, batch_size=batch_size, image_size=parse_size(image_size)
     )
     predictor.ready.check_answers()
-    with open_rows(out, format, top, files, resume=resume) as rows:
+    with told_how_to_go_on(out), open_rows(out, format, top, files, resume=resume) as rows:
+
+        def ask(place: int) -> list[tuple[str, float]] | None:
+            _, told = next(predictor.stream([files[place]]))
+            return None if isinstance(told, Failure) else told.top(top)
+
+        check_same_model(rows.already, ask)
         rest, failed = files[rows.done :], rows.failed
         with progress_bar("predicting", quiet=format != "human") as move:
             move(rows.done, len(files))
@@ -66,3 +79,13 @@ def predict(
         sys.stderr.write(f"{out}: {len(files):,} row{'' if len(files) == 1 else 's'}{unusable}\n")
     if failed:
         sys.exit(3)
+
+
+@contextmanager
+def told_how_to_go_on(out: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        if out is not None:
+            sys.stderr.write(f"{out} is kept; go on with the same command and --resume.\n")
+        raise

@@ -57,17 +57,20 @@ class Options:
     """Another size than the model was trained at."""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.workers < 0:
-            raise ConfigError(f"batch_size={self.batch_size} must be at least 1, workers={self.workers} at least 0.")
-        for name in ("few_shot", "knn"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
+        for name, least in (("batch_size", 1), ("workers", 0), ("few_shot", 1), ("knn", 1)):
+            value = getattr(self, name)
+            if value is None and name in ("few_shot", "knn"):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}.")
         if self.of_features:
             for name in ("against", "real", "temperature", "label_map"):
                 if getattr(self, name):
                     raise ConfigError(f"{name} is about answers, and few_shot and knn measure features.")
         for name in ("real", "label_map"):
             path = getattr(self, name)
+            if path is not None and not isinstance(path, str | Path):
+                raise ConfigError(f"{name}={path!r} must be the path of a file.")
             if path is not None and not Path(path).is_file():
                 raise DataError(f"{name}: there is no file {path}.")
 
@@ -144,8 +147,11 @@ def measure_answers(ready: Ready, asked: Asked, how: Options) -> Iterator[Progre
     start = time.perf_counter()
     yield from (events := _Last(ask(ready, asked, how)))
     seconds, answers = time.perf_counter() - start, events.last
+    ready.check_finite(answers.rows)
     found = summarise(answers, ready.labels, temperature=how.temperature)
     notes = tuple(_odd_pair(ready.multi_label, asked.data.multi_label))
+    if how.temperature and found.scaled is None:
+        notes += ("there are too few pictures for temperature scaling",)
     found = replace(found, images_per_second=len(answers.rows) / seconds, notes=notes)
     if how.real is not None:
         found = replace(found, real=by_real(answers, Path(how.real), len(ready.labels)))
@@ -232,15 +238,19 @@ def measure_features(ready: Ready, asked: Asked, how: Options) -> Iterator[Progr
     """Few-shot regression and nearest neighbours on frozen features."""
     if asked.data.multi_label:
         raise ConfigError("few_shot and knn need one label a picture, and these data have several.")
+    if not asked.train:
+        raise DataError("few_shot and knn learn from a train split, and these data have none.")
     start = time.perf_counter()
     found = []
     for items in (asked.train, asked.held_out):
         yield from (events := _Last(gather(make_loader(ready, items, asked.data, how), ready.features)))
+        ready.check_finite(events.last.rows)
         found.append(events.last)
     seconds = time.perf_counter() - start
     baseline = frozen(found[0], found[1], len(asked.data.classes), shots=how.few_shot, k=how.knn)
     images = sum(len(part.rows) for part in found)
-    yield of_features(baseline, found[1], images_per_second=images / seconds)
+    unreadable = found[0].unreadable + found[1].unreadable
+    yield of_features(baseline, found[1], unreadable, images_per_second=images / seconds)
 
 
 def frozen(

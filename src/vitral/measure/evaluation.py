@@ -46,7 +46,7 @@ class Calibration:
     """What logits were divided by; fitted on the other half of the pictures, each half for the other."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Evaluation:
     scores: Scores
     interval: tuple[float, float]
@@ -75,6 +75,13 @@ class Evaluation:
     """Which pictures these are."""
     notes: tuple[str, ...] = ()
     """What may surprise."""
+
+    def __repr__(self) -> str:
+        low, high = self.interval
+        seen = (
+            f"{self.scores.top1:.2%} right of {self.scores.images:,} pictures (95 % interval {low:.2%} to {high:.2%})"
+        )
+        return f"<Evaluation: {seen}>"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON; the contract's names are at the top."""
@@ -179,7 +186,12 @@ def _worst(logits: Tensor, labels: Tensor, classes: Sequence[str], keys: Sequenc
     )
 
 
-def of_features(baseline: dict[str, dict[str, Any]], test: Gathered, images_per_second: float) -> Evaluation:
+def of_features(
+    baseline: dict[str, dict[str, Any]],
+    test: Gathered,
+    unreadable: tuple[tuple[str, str], ...],
+    images_per_second: float,
+) -> Evaluation:
     """From frozen features there is a top-1 only: the neighbours' where both were asked for."""
     images, top1 = len(test.rows), (baseline.get("knn") or baseline["few_shot"])["top1"]
     return Evaluation(
@@ -187,7 +199,7 @@ def of_features(baseline: dict[str, dict[str, Any]], test: Gathered, images_per_
         interval=wilson(top1 * images, images),
         classes=(),
         per_class=[],
-        unreadable=test.unreadable,
+        unreadable=unreadable,
         images_per_second=images_per_second,
         few_shot=baseline.get("few_shot"),
         knn=baseline.get("knn"),

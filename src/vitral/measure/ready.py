@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitral.data.pixels import normalise
 from vitral.devices import choose_device
-from vitral.errors import ConfigError
+from vitral.errors import ConfigError, WeightsError
 from vitral.model.network import Network
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
@@ -51,6 +51,16 @@ class Ready:
     @property
     def feature_width(self) -> int:
         return self.model.config.representation or self.model.config.width
+
+    def check_finite(self, rows: Tensor) -> Tensor:
+        """The rows themselves; WeightsError for a network whose numbers overflow."""
+        if rows.isfinite().all():
+            return rows
+        raise WeightsError(
+            "The network's answers are no finite numbers: its weights are too large or damaged"
+            f"{'' if self.precision == 'float32' else f', or {self.precision} is too small for them'}.",
+            hint="`vitral describe` looks at the file.",
+        )
 
     def probabilities(self, logits: Tensor) -> Tensor:
         return logits.sigmoid() if self.multi_label else logits.softmax(dim=1)
@@ -96,6 +106,8 @@ def make_ready(
         raise ConfigError(f"precision={precision!r} must be float32, bfloat16 or float16.")
     place = torch.device(choose_device(device).value)
     run = None
+    if not isinstance(source, str | Path | Checkpoint):
+        raise ConfigError(f"A model is a run folder, a weights file or a Checkpoint, and this is {source!r}.")
     if not isinstance(source, Checkpoint):
         if not str(source).startswith("hf:") and Run.is_run(Path(source)):
             run = Run.open(Path(source))

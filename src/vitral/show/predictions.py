@@ -6,10 +6,10 @@ import json
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from vitral.errors import ConfigError
 
@@ -57,19 +57,46 @@ def _open_to_go_on(out: Path, kind: "type[FileRows]", top: int, files: Sequence[
         yield rows
 
 
-def check_rows(already: "Sequence[tuple[str, bool]]", files: Sequence[str]) -> None:
+def check_rows(already: "Sequence[Already]", files: Sequence[str]) -> None:
     """ConfigError where the rows that are there are not the first of these files."""
-    for place, (name, _) in enumerate(already):
-        if place >= len(files) or writable(files[place]) != name:
+    for place, row in enumerate(already):
+        if place >= len(files) or writable(files[place]) != row.file:
             raise ConfigError(
-                f"Row {place + 1} of --out is {name}, which is not picture {place + 1} of those given.",
+                f"Row {place + 1} of --out is {row.file}, which is not picture {place + 1} of those given.",
                 hint="Give the same pictures in the same order, or another --out.",
             )
+
+
+def check_same_model(already: "Sequence[Already]", ask: "Callable[[int], Top | None]") -> None:
+    """ConfigError where the last answer of a file that is gone on with is not what the model says now. ``ask`` gives
+    that for the picture of a row, None where it can no longer be read."""
+    for place in reversed(range(len(already))):
+        row = already[place]
+        if row.label is None:
+            continue
+        now = ask(place)
+        same = now and len(now) == row.width and now[0][0] == row.label and abs(now[0][1] - row.probability) < 1e-3
+        if now is not None and not same:
+            raise ConfigError(
+                f"--out has {row.label} ({row.probability:.1%}, {row.width} labels) for {row.file}, and would now have "
+                f"{now[0][0]} ({now[0][1]:.1%}, {len(now)} labels).",
+                hint="Go on with the model and the --top that it was begun with, or give another --out.",
+            )
+        return
 
 
 def writable(name: str) -> str:
     """A file's name as text that can be written: bytes that are no UTF-8 come out as escapes."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+class Already(NamedTuple):
+    """A row that is there; ``label`` is None for a picture that failed."""
+
+    file: str
+    label: str | None
+    probability: float
+    width: int
 
 
 class Rows(ABC):
@@ -78,8 +105,8 @@ class Rows(ABC):
     def __init__(self, stream: TextIO, top: int):
         self.stream, self.top = stream, top
         self.is_file = False
-        self.already: list[tuple[str, bool]] = []
-        """What a file that is gone on with holds: names, and whether they failed."""
+        self.already: list[Already] = []
+        """What a file that is gone on with holds."""
 
     @property
     def done(self) -> int:
@@ -87,7 +114,7 @@ class Rows(ABC):
 
     @property
     def failed(self) -> int:
-        return sum(failed for _, failed in self.already)
+        return sum(row.label is None for row in self.already)
 
     def begin(self) -> None:  # noqa: B027 (most kinds have nothing before their rows)
         """What comes before the rows."""
@@ -117,8 +144,8 @@ class FileRows(Rows):
 
     @staticmethod
     @abstractmethod
-    def parse(text: str, top: int) -> list[tuple[str, bool]]:
-        """Names, and whether they failed; ConfigError when the rows were not made with this ``top``."""
+    def parse(text: str, top: int) -> list[Already]:
+        """ConfigError when the rows were not made with this ``top``."""
 
 
 class JsonRows(FileRows):
@@ -135,15 +162,19 @@ class JsonRows(FileRows):
         self.stream.write(json.dumps(row, ensure_ascii=False) + "\n")
 
     @staticmethod
-    def parse(text: str, top: int) -> list[tuple[str, bool]]:
+    def parse(text: str, top: int) -> list[Already]:
         try:
             rows = [json.loads(line) for line in text.split("\n")[:-1]]
-            widths = {len(row["top"]) for row in rows if "error" not in row}
-            found = [(row["file"], "error" in row) for row in rows]
+            found = [
+                Already(row["file"], None, 0.0, 0)
+                if "error" in row
+                else Already(row["file"], str(row["label"]), float(row["probability"]), len(row["top"]))
+                for row in rows
+            ]
         except (ValueError, TypeError, KeyError):
             raise _no_predictions() from None
-        if any(width > top for width in widths):
-            raise ConfigError(f"--out was made with --top {max(widths)}, and this is --top {top}.")
+        if (widest := max((row.width for row in found), default=0)) > top:
+            raise ConfigError(f"--out was made with --top {widest}, and this is --top {top}.")
         return found
 
 
@@ -177,7 +208,7 @@ class CsvRows(FileRows):
         return content[:end]
 
     @staticmethod
-    def parse(text: str, top: int) -> list[tuple[str, bool]]:
+    def parse(text: str, top: int) -> list[Already]:
         rows = list(csv.reader(io.StringIO(text, newline="")))
         if not rows:
             return []
@@ -185,7 +216,15 @@ class CsvRows(FileRows):
             raise _no_predictions()
         if len(rows[0]) != 2 * top + 2:
             raise ConfigError(f"--out was made with --top {len(rows[0]) // 2 - 1}, and this is --top {top}.")
-        return [(row[0], bool(row[-1])) for row in rows[1:]]
+        try:
+            return [
+                Already(row[0], None, 0.0, 0)
+                if row[-1]
+                else Already(row[0], row[1], float(row[2]), sum(map(bool, row[1:-1:2])))
+                for row in rows[1:]
+            ]
+        except ValueError:
+            raise _no_predictions() from None
 
 
 def _no_predictions() -> ConfigError:

@@ -1,8 +1,10 @@
 """A training run on the console: decisions, a bar with the time that is left, a line an epoch, and the result."""
 
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +25,23 @@ def show_lines_of_json(events: "Iterable[Event]") -> dict[str, Any] | None:
     ended: dict[str, Any] | None = None
     for event in events:
         content = {"event": type(event).__name__.lower(), **asdict(event)}
-        sys.stderr.write(json.dumps(content, default=_plain) + "\n")
+        with kept_going():
+            sys.stderr.write(json.dumps(content, default=_plain) + "\n")
         ended = _ending(event) or ended
     return ended
+
+
+@contextmanager
+def kept_going() -> Iterator[None]:
+    """A run is worth more than its console: where nobody listens any more, it goes on without."""
+    try:
+        yield
+    except OSError:
+        fall_silent()
+
+
+def fall_silent() -> None:
+    sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for the rest of the process)
 
 
 def show_quiet(events: "Iterable[Event]") -> dict[str, Any] | None:
@@ -52,7 +68,12 @@ def show_human(events: "Iterable[Event]") -> dict[str, Any] | None:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True)
+    class Lasting(Console):
+        def on_broken_pipe(self) -> None:  # rich would leave
+            self.quiet = True
+            fall_silent()
+
+    console = Lasting(stderr=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
@@ -66,8 +87,9 @@ def show_human(events: "Iterable[Event]") -> dict[str, Any] | None:
         for event in events:
             if change := _change_of_bar(event):
                 bar.update(task, **change)
-            for line, style in lines_of(event):
-                console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+            with kept_going():
+                for line, style in lines_of(event):
+                    console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
             ended = _ending(event) or ended
     if ended and "held_out" in ended:
         show_result(ended)

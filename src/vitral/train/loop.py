@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vitral.data.items import Dataset, counts
+from vitral.data.items import Dataset, counts, sample_headers
 from vitral.data.loader import Batch, Loader
 from vitral.data.sources import open_data
 from vitral.data.splits import settle_splits
@@ -54,6 +54,7 @@ from vitral.train.unreadable import Unreadable
 from vitral.weights.load import load
 
 CURVE_POINTS = 200
+LOOKED_AT = 50
 
 
 def train(
@@ -155,7 +156,12 @@ class Training:
         yield from self.decided
         if len(self.data.classes) < 2:
             raise DataError(f"{self.data.name} has one class, and telling one apart from nothing cannot be learnt.")
+        if other is not None and other.multi_label != self.data.multi_label:
+            raise DataError("Of the data and --val, one has several labels a picture and the other has one.")
         self.splits = settle_splits(self.data, other, self.config.selection)
+        if not sample_headers(self.splits.held_out, LOOKED_AT):
+            seen = f"None of the {len(self.splits.held_out)} held-out pictures that were tried can be read."
+            raise DataError(seen, hint="`vitral data` says why.")
         sizes = {"held_out": len(self.splits.held_out), "selection": len(self.splits.selection)}
         for name, reason in self.splits.reasons.items():
             yield Decided(name=name, value=f"{sizes[name]:,} pictures", reason=reason)

@@ -35,11 +35,14 @@ def parse(told: Any, file: TensorFile) -> Told:
         labels = told.get("labels")
         if labels is not None and not isinstance(labels, list):
             raise ConfigError("labels are no list")
+        config = config_from(told["config"], len(file.shapes))
+        if labels is not None and (len(labels) != config.num_classes or not all(isinstance(x, str) for x in labels)):
+            raise ConfigError(f"{len(labels)} labels, each of which should be a word, for {config.num_classes} classes")
         assumed = [str(sentence) for sentence in told.get("assumed") or ()]
         return Told(
-            config=config_from(told["config"], len(file.shapes)),
+            config=config,
             preprocess=Preprocess(**told["preprocess"]),
-            labels=None if labels is None else tuple(map(str, labels)),
+            labels=None if labels is None else tuple(labels),
             multi_label=told.get("multi_label") is True,
             assumed={topic(sentence): sentence for sentence in assumed},
         )
