@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import sys
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
@@ -27,6 +28,14 @@ def doctor(
         sys.exit(1)
 
 
+EXTRAS = {
+    "fast": "JPEGs in half the time",
+    "hub": "checkpoints and datasets of the Hugging Face hub",
+    "tables": "Parquet",
+    "tensorboard": "curves of training runs",
+}
+
+
 def examine() -> dict[str, Any]:
     packages = {name: _version(name) for name in _core_packages()}
     problems = [
@@ -38,6 +47,7 @@ def examine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} ({platform.machine()})",
         "cores": os.cpu_count(),
         "packages": packages,
+        "extras": {extra: {"what": what, "missing": _missing(extra)} for extra, what in EXTRAS.items()},
         "problems": problems,
     }
     if packages.get("torch"):
@@ -81,3 +91,9 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _missing(extra: str) -> list[str]:
+    """Packages of an extra that are not here."""
+    found = (re.match(rf"([\w-]+).*extra == ['\"]{extra}['\"]", line) for line in requires("vitral") or ())
+    return [match[1] for match in found if match and not _version(match[1])]
