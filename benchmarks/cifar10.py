@@ -23,9 +23,9 @@ from vitral.data.loader import Loader, Pictures
 from vitral.data.pixels import normalise
 from vitral.data.sources import open_data
 from vitral.preprocess import Preprocess
+from vitral.train.begin import train_settled
 from vitral.train.config import read_toml, recipe_path, with_settings
 from vitral.train.events import Finished, Stepped
-from vitral.train.loop import train_settled
 
 
 def ours(data: str, seed: int) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Where to compute and in which precision: each choice with the reason for it."""
 
+import re
 from dataclasses import dataclass
 
 from vitral.errors import ConfigError
@@ -15,13 +16,20 @@ class Choice:
     reason: str
 
 
+def device_name(wanted: str) -> str:
+    """Checked as a word, whether it is here or not; there is one cpu and one mps, so their :0 goes."""
+    found = re.fullmatch(r"(auto)|(cpu|mps)(?::0)?|(cuda(?::[0-9]{1,3})?)", str(wanted))
+    if not found:
+        raise ConfigError(f"device={wanted!r} must be one of {', '.join(DEVICES)}, or such as 'cuda:1'.")
+    return next(filter(None, found.groups()))
+
+
 def choose_device(wanted: str = "auto") -> Choice:
     """The device to compute on; ConfigError when the wanted one is not here."""
     import torch
 
-    kind = wanted.split(":")[0]
-    if kind not in DEVICES:
-        raise ConfigError(f"device={wanted!r} must be one of {', '.join(DEVICES)}, or such as 'cuda:1'.")
+    wanted = device_name(wanted)
+    kind, _, number = wanted.partition(":")
     if kind == "cpu":
         return Choice("cpu", "asked for")
     usable = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
@@ -31,6 +39,8 @@ def choose_device(wanted: str = "auto") -> Choice:
                 f"device={wanted!r} is not usable: this torch ({torch.__version__}) finds no such device.",
                 hint="Use device='cpu', or install a build of torch for it.",
             )
+        if int(number or 0) >= (count := torch.cuda.device_count() if kind == "cuda" else 1):
+            raise ConfigError(f"device={wanted!r} is not here: there are {count}, counted from 0.")
         return Choice(wanted, "asked for")
     if usable["cuda"]:
         return Choice("cuda", f"a GPU is there: {torch.cuda.get_device_name()}")

@@ -3,8 +3,11 @@
 import csv
 import json
 import os
+import re
+import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,9 +31,11 @@ class Run:
         self.card = folder / "card.md"
         self.losses = folder / "losses.csv"
         self.plots = folder / "plots"
+        self.masking = folder / "masking.safetensors"
         self.tensorboard = folder / "tensorboard"
         self.skipped = folder / "skipped.txt"
         self.log = folder / "log.txt"
+        self.lock = folder / ".lock"
 
     @classmethod
     def create(cls, folder: Path | None, data: str, model: str) -> "Run":
@@ -38,8 +43,11 @@ class Run:
         try:
             if folder is None:
                 return cls(_next_folder(f"{data}-{model}".replace("/", "-")))
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                folder.mkdir()
+                return cls(folder)
             cls.check_free(folder)
-            folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"The run folder {folder or 'runs'} cannot be made: {error.strerror}.") from error
         return cls(folder)
@@ -48,7 +56,7 @@ class Run:
     def check_free(cls, folder: Path) -> None:
         """ConfigError where something is in the way of a new run."""
         try:
-            is_taken = folder.exists() and any(folder.iterdir())
+            is_taken = folder.exists() and any(path != cls(folder).lock for path in folder.iterdir())
         except OSError as error:
             raise ConfigError(f"The run folder {folder} cannot be made: {error.strerror}.") from error
         if is_taken:
@@ -80,23 +88,51 @@ class Run:
     def read_config(self) -> dict[str, Any]:
         try:
             return tomllib.loads(self.config.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{self.config} is damaged: {error}.") from error
 
+    @contextmanager
+    def claim(self) -> Iterator[None]:
+        """For one process at a time; ConfigError while another trains here. The system lets go of it when the process
+        ends, in whatever way, so the file itself can stay."""
+        try:
+            handle = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise ConfigError(f"{self.folder} cannot be written to: {error.strerror}.") from error
+        try:
+            if not _lock(handle):
+                by = os.read(handle, 20).decode("ascii", "replace").strip()
+                raise ConfigError(
+                    f"{self.folder} is being trained by another process (pid {by or 'unknown'}).",
+                    hint="Wait for it or stop it, or give another --out.",
+                )
+            os.ftruncate(handle, 0)
+            os.write(handle, f"{os.getpid()}\n".encode())
+            yield
+        finally:
+            os.close(handle)
+
+    def write_config(self, text: str) -> None:
+        _write(self.config, text)
+
     def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
-        """Whole or not at all."""
-        aside = path.with_name(f".{path.name}.tmp")
-        with aside.open("w", encoding="utf-8") as stream:
-            stream.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(aside, path)
+        _write(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
     def read_json(self, path: Path) -> dict[str, Any]:
+        """What a run has written; empty, where it has not. ConfigError for what no run writes."""
+        if not path.is_file():
+            return {}
+        hint = "Bring it back as it was, or start another run."
         try:
-            return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        except ValueError as error:
-            raise ConfigError(f"{path} is damaged: {error}.") from error
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{path} is damaged: {error}.", hint=hint) from error
+        if not isinstance(content, dict):
+            raise ConfigError(f"{path} is damaged: it holds a {type(content).__name__} and no object.", hint=hint)
+        for name, is_right in _WRITTEN.get(path.name, {}).items():
+            if not is_right(content.get(name)):
+                raise ConfigError(f"{path} is damaged: {name} is missing or not what a run writes.", hint=hint)
+        return content
 
     def add_row(self, table: Path, row: Mapping[str, Any]) -> None:
         is_new = not table.exists()
@@ -109,8 +145,15 @@ class Run:
     def read_rows(self, table: Path) -> list[dict[str, str]]:
         if not table.exists():
             return []
-        with table.open(newline="", encoding="utf-8") as stream:
-            return list(csv.DictReader(stream))
+        hint = "Without the file the run goes on, and its curve begins there."
+        try:
+            with table.open(newline="", encoding="utf-8") as stream:
+                rows = list(csv.DictReader(stream))
+        except (ValueError, csv.Error) as error:
+            raise ConfigError(f"{table} is damaged: {error}.", hint=hint) from error
+        if rows and "step" not in rows[0]:
+            raise ConfigError(f"{table} is damaged: its first line names no column step.", hint=hint)
+        return rows
 
     def keep_rows(self, until_step: int) -> None:
         """Forgets rows of steps that a resumed run will do again."""
@@ -132,11 +175,12 @@ class Run:
 
     def add_skipped(self, key: str, reason: str) -> None:
         """Each once, also when a resumed run comes by again."""
-        line = f"{key}\t{reason}"
+        line = f"{key}\t{reason}".translate({ord("\n"): "\\n", ord("\r"): "\\r"})
+        line = line.encode("utf-8", "backslashreplace").decode("utf-8")  # names may hold anything
         if self.skipped.exists() and line in self.skipped.read_text(encoding="utf-8").split("\n"):
             return
         with self.skipped.open("a", encoding="utf-8") as stream:
-            stream.write(f"{key}\t{reason}\n")
+            stream.write(f"{line}\n")
 
 
 def _next_folder(name: str) -> Path:
@@ -153,6 +197,74 @@ def _next_folder(name: str) -> Path:
 
 def _step(row: Mapping[str, Any]) -> float:
     """Of a row; one that was cut off while it was written is as good as not there."""
-    if None in row.values() or not str(row["step"]).isdigit():
+    if None in row or None in row.values() or not re.fullmatch("[0-9]{1,15}", str(row["step"])):
         return float("inf")
     return int(row["step"])
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    aside = path.with_name(f".{path.name}.tmp")
+    with aside.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(aside, path)
+
+
+def _lock(handle: int) -> bool:
+    """Whether this process has it now."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(handle, 2**30, os.SEEK_SET)  # what is locked cannot be read there, and the pid should be
+        try:
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        finally:
+            os.lseek(handle, 0, os.SEEK_SET)
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks cannot tell, and must not keep anybody from training
+    return True
+
+
+def _is_list_of(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_right, value))
+
+
+def _is_a(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _is_baseline(told: Any) -> bool:
+    names = {"few_shot", "knn", "train_pictures", "pictures"}
+    return told is None or (
+        isinstance(told, dict) and set(told) == names and all(map(_is_a(int, float), told.values()))
+    )
+
+
+_WRITTEN: dict[str, dict[str, Callable[[Any], bool]]] = {  # what is read back, and how to know that it is whole
+    "manifest.json": {
+        "data_fingerprint": _is_a(str),
+        "threads": _is_a(int),
+        "decisions": _is_list_of(lambda one: _is_list_of(_is_a(str))(one) and len(one) == 3),
+        "resumes": _is_list_of(_is_a(int)),
+        "baseline": _is_baseline,
+    },
+    "report.json": {
+        **dict.fromkeys(("held_out", "data", "environment"), _is_a(dict)),
+        **dict.fromkeys(("best_step", "steps", "bad_pictures", "parameters"), _is_a(int)),
+        "train_seconds": _is_a(int, float),
+        "decisions": _is_list_of(_is_a(dict)),
+        "baseline": _is_baseline,
+        "command": _is_a(str),
+    },
+}

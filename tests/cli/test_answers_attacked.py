@@ -17,7 +17,7 @@ import vitral
 from tests.cli.typed import typed as run
 from tests.data.pictures import class_folders
 from vitral.errors import ConfigError, DataError, WeightsError
-from vitral.train.loop import train
+from vitral.train.begin import train
 
 TINY: dict[str, Any] = dict(
     model="vit-pico4",

@@ -16,7 +16,7 @@ import pytest
 import vitral
 from tests.cli.typed import typed as run
 from tests.data.pictures import class_folders
-from vitral.train.loop import train
+from vitral.train.begin import train
 
 TINY: dict[str, Any] = dict(
     model="vit-pico4",

@@ -56,6 +56,18 @@ def test_print_config_is_a_file_that_can_be_used(tmp_path: Path) -> None:
         ("builtin:digits --config nothing.toml", "nothing.toml"),
         ("builtin:digits --network.wisdom 3", "wisdom"),
         ("builtin:digits --device tpu", "tpu"),
+        ("builtin:digits --device cpu:abc", "device='cpu:abc' must be one of"),
+        ("builtin:digits --epochs nan", "finite"),
+        ("builtin:digits --minutes nan", "finite"),
+        ("builtin:digits --seed 99999999999999999999", "at most 2147483648"),
+        ("builtin:digits --seed -1", "at least 0"),
+        ("builtin:digits --optim.betas 2,3", "optim.betas=(2.0, 3.0) must be at least 0 and below 1"),
+        ("builtin:digits --network.num_classes 5", "that of the data"),
+        ("builtin:digits --network.pool none", "every token"),
+        ("builtin:digits --image-size 70000", "at most 16384"),
+        ("builtin:digits --set foo", "--set foo must be NAME=VALUE"),
+        ("builtin:digits --from=", "from='' names nothing"),
+        ("builtin:digits --tune.what last-blocks --tune.blocks 100", "the network's 4 blocks"),
         ("--resume nowhere", "no run"),
     ],
 )
@@ -67,6 +79,20 @@ def test_wrong_words_are_one_sentence(words: str, reason: str, tmp_path: Path) -
     assert reason in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_print_config_of_a_run_goes_on_with_nothing(tmp_path: Path) -> None:
+    data = class_folders(tmp_path / "data", {"a": 20, "b": 20}, size=(16, 16))
+    done = run("train", str(data), "--out", str(tmp_path / "one"), *TINY.split(), "--format", "quiet")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "one" / "report.json").unlink()
+    done = run("train", "--resume", str(tmp_path / "one"), "--print-config")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (tmp_path / "one" / "config.toml").read_text()
+    assert not (tmp_path / "one" / "report.json").exists()
+    done = run("train", "--resume", str(tmp_path / "one"), "--recipe", "small")
+    assert done.returncode == 2
+    assert "Leave --recipe, --config and --out out" in done.stderr
 
 
 def test_a_run_in_json_and_quietly(tmp_path: Path) -> None:

@@ -210,6 +210,28 @@ def test_arrays() -> None:
             decode(bad)
 
 
+@pytest.mark.parametrize("header", [b"{'descr': (", b"{[]: 1}", b"{" * 60, b"\xff\xfe", b"{'descr': '|u1'}\n\n"])
+def test_arrays_with_a_damaged_header(header: bytes) -> None:
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(12)
+    assert reason_of(content) == "corrupt"
+
+
+@pytest.mark.parametrize("format", ["TIFF", "PNG", "JPEG", "GIF"])
+def test_damage_is_told_once_and_not_by_warnings(format: str, recwarn: pytest.WarningsRecorder) -> None:
+    random = np.random.default_rng(0)
+    whole, refused = encoded(photo(), format), 0
+    for number in range(150):
+        content = bytearray(whole)
+        for _ in range(3):
+            content[-int(random.integers(1, 200)) if number % 2 else int(random.integers(200))] = 255
+        try:
+            decode(bytes(content[: -number % 20 or None]))
+        except BadPicture:
+            refused += 1
+    assert refused > 20
+    assert not recwarn.list
+
+
 def test_many_bands_of_a_tiff() -> None:
     frames = [Image.new("L", (6, 4), 40 * i) for i in range(5)]
     content = encoded(frames[0], "TIFF", save_all=True, append_images=frames[1:])

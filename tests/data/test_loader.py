@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import vitral
 from tests.data.pictures import class_folders, encoded, photo
 from vitral import Preprocess
 from vitral.data.augment import Augment, augment, inception_box, random_generator, resized_box
@@ -171,9 +172,49 @@ def test_large_jpegs_in_a_random_crop() -> None:
     assert image.shape == (3, 64, 64)
 
 
-@pytest.mark.parametrize("wrong", [dict(crop="zoom"), dict(flip=2.0), dict(rotate=-1), dict(crop_area=(0.5, 0.1))])
-def test_augmentation_that_cannot_be(wrong: dict[str, Any]) -> None:
-    import vitral
+INF, NAN = float("inf"), float("nan")
 
-    with pytest.raises(vitral.ConfigError, match=next(iter(wrong))):
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(
+            dict(crop="zoom"),
+            dict(flip=2.0),
+            dict(flip=True),
+            dict(rotate=-1),
+            dict(shear=90),
+            dict(zoom=5),
+            dict(zoom=1),
+        ),
+        *(dict(crop_area=area) for area in [(0.5, 0.1), (0.5, 9), (2, 9), (0, 1), (NAN, 1), (0.5,), 0.5, "ab"]),
+        *(dict(crop_aspect=aspect) for aspect in [(0.5, INF), (NAN, 1), (0, 1), (1e-320, 1)]),
+        *(dict(randaugment_magnitude=100), dict(randaugment=1.5), dict(crop_shift="4"), dict(crop_shift=NAN)),
+        *(
+            {name: value}
+            for name in ("flip", "rotate", "shift", "jitter", "erase", "zoom")
+            for value in (INF, NAN, -0.1)
+        ),
+    ],
+)
+def test_augmentation_that_cannot_be(wrong: dict[str, Any]) -> None:
+    ((name, value),) = wrong.items()
+    with pytest.raises(vitral.ConfigError) as caught:
         Augment(**wrong)
+    assert str(caught.value).startswith(f"{name}={value!r} must be ")
+
+
+def test_the_strongest_augmentation_that_is_allowed() -> None:
+    strongest = Augment(
+        rotate=180, shear=89, zoom=0.99, shift=1, randaugment=16, randaugment_magnitude=20, jitter=10, erase=1
+    )
+    for sample in range(20):
+        image = augment(np.asarray(photo(16, 16)), Preprocess(size=(16, 16)), strongest, random_generator(0, 0, sample))
+        assert image.shape == (3, 16, 16)
+
+
+def test_every_key_has_its_own_randomness(recwarn: pytest.WarningsRecorder) -> None:
+    keys = [(seed, epoch, 5) for seed in (-2, -1, 0, 1, 2**63, 2**63 + 1) for epoch in (0, 1, 2**23, 2**23 + 1)]
+    assert len({random_generator(*key).random() for key in keys}) == len(keys)
+    assert not recwarn.list
+    assert random_generator(3, 2, 1).random() == np.random.Generator(np.random.Philox(key=[3, (2 << 40) | 1])).random()

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import vitral
 from tests.cli.test_commands import vitral as run
 from tests.data.pictures import class_folders, photo
+from tests.data.test_sources import samples, write_shard
 from vitral.data.scan import Scan, scan
 from vitral.data.sheet import contact_sheet
 from vitral.data.sources import open_data
@@ -51,13 +51,37 @@ def test_all_that_can_be_wrong(tmp_path: Path) -> None:
     words = " ".join(found.warnings + found.problems)
     for part in (
         "never trained on: only held",
-        "without a picture: nothing",
+        "Left out, as there is no picture in it: nothing",
         "one training picture: one",
         "capitals only",
     ):
         assert part in words, part
     assert "times the pictures" in words
     assert not found.can_train
+
+
+def test_a_class_that_is_listed_and_has_no_picture(tmp_path: Path) -> None:
+    write_shard(tmp_path / "x.tar", samples(6))
+    (tmp_path / "classes.txt").write_text("cat\ndog\nunicorn\n")
+    found = look(tmp_path / "x.tar")
+    assert "Classes without a picture: unicorn." in found.warnings
+    assert found.can_train
+
+
+def test_names_of_all_kinds_are_shown_and_do_nothing(tmp_path: Path) -> None:
+    """Escapes of a terminal, markup of the console's own, and bytes that are no UTF-8."""
+    names = ["a\x1b[31mRED", "[bold]dog[red]", "caf\udce9"]
+    class_folders(tmp_path, dict.fromkeys(names, 8))
+    (tmp_path / names[0] / "\udcff\x1b.jpg").write_bytes(b"no")
+    (tmp_path / names[0] / "x.\udcff").write_bytes(b"no")
+    for shown in ("human", "json", "quiet"):
+        done = run("data", str(tmp_path), "--format", shown)
+        assert done.returncode == 2, done.stderr
+        assert "1 of 25 pictures cannot be read" in done.stdout
+        assert "\x1b" not in done.stdout
+        assert "[bold]dog[red]" in done.stdout or shown == "quiet"
+        assert "caf\\" in done.stdout or shown == "quiet"
+    assert "a\N{REPLACEMENT CHARACTER}[31mRED" in run("data", str(tmp_path)).stdout
 
 
 def test_too_many_bad_ones_stop(tmp_path: Path) -> None:
@@ -95,7 +119,14 @@ def test_the_sheet_shows_every_class() -> None:
     assert (sheet[:, 200:] < 60).any()
 
 
-def test_a_sheet_of_another_kind(tmp_path: Path) -> None:
-    assert run("data", "builtin:digits", "--sheet", str(tmp_path / "x.txt")).returncode == 2
-    with pytest.raises(vitral.DataError):
-        open_data(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("x.txt", "must end in .png"), ("no/x.png", "cannot be written"), ("keep.png", "is there already")],
+)
+def test_sheets_that_cannot_be_written_are_told_first(name: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "keep.png").write_bytes(b"a picture of mine")
+    done = run("data", str(tmp_path / "nowhere"), "--sheet", str(tmp_path / name))
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert (tmp_path / "keep.png").read_bytes() == b"a picture of mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["keep.png"]

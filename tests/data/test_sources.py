@@ -51,6 +51,45 @@ def test_class_folders_with_odd_contents(tmp_path: Path) -> None:
     )
 
 
+def test_links_do_not_mix_classes(tmp_path: Path) -> None:
+    data, pool = tmp_path / "data", class_folders(tmp_path / "pool", {"more": 2, "lions": 4}, size=(20, 20))
+    class_folders(data, {"cat": 3, "dog": 5})
+    (data / "cat" / "up").symlink_to("..")
+    (data / "cat" / "deep").mkdir()
+    (data / "cat" / "deep" / "beside").symlink_to(data / "dog")
+    (data / "cat" / "far").symlink_to(tmp_path)
+    (data / "cat" / "more").symlink_to(pool / "more")  # elsewhere: that is what links are for
+    (data / "lion").symlink_to(pool / "lions")
+    (data / "kitten").symlink_to("cat")
+    found = open_data(data)
+    assert dict(zip(found.classes, counts(found.splits["train"], 3), strict=True)) == {"cat": 5, "dog": 5, "lion": 4}
+    links = ["cat/deep/beside", "cat/far", "cat/up", "kitten"]
+    assert sorted(found.notes) == [f"Left out, as it is a link to other classes: {link}." for link in links]
+
+
+def test_a_split_may_be_a_link_to_another(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"a": 3, "b": 2}, split="train")
+    (tmp_path / "val").symlink_to("train")
+    (tmp_path / "test").mkdir()
+    for name in "ab":
+        (tmp_path / "test" / name).symlink_to(tmp_path / "train" / name)
+    data = open_data(tmp_path)
+    assert {split: len(items) for split, items in data.splits.items()} == {"train": 5, "val": 5, "test": 5}
+    assert not data.notes
+
+
+def test_names_that_are_no_text_and_names_that_are_one(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"caf\udce9": 12, "gr\u00fcn": 2, "gru\u0308n": 3})
+    (tmp_path / "caf\udce9" / "000.png").rename(tmp_path / "caf\udce9" / "\udcff.png")
+    data = open_data(tmp_path)
+    assert data.classes == ("caf\\xe9", "gr\u00fcn")
+    assert counts(data.splits["train"], 2) == [12, 5]
+    assert "caf\\xe9/\\xff.png" in keys(data)
+    assert all(item.source.read() for item in data.splits["train"])
+    assert sum(map(len, split_off(data.splits["train"]))) == 17
+    assert len(data.fingerprint()) == 64
+
+
 def test_split_folders(tmp_path: Path) -> None:
     for split, number in (("train", 3), ("Validation", 2), ("test", 1)):
         class_folders(tmp_path, {"a": number, "b": number}, split=split)

@@ -169,6 +169,14 @@ def test_what_is_damaged_or_cannot_be_read_is_said() -> None:
         read_header(tall)
 
 
+@pytest.mark.parametrize("tag", [256, 257, 258, 262, 277])
+def test_tags_without_a_value(tag: int) -> None:
+    content = write_tiff(bands_of("uint8"))
+    at = content.rindex(struct.pack("<HH", tag, 4))
+    with pytest.raises(BadPicture):
+        decode(content[: at + 4] + struct.pack("<I", 0) + content[at + 8 :], channels=5)
+
+
 def test_fuzz_never_raises_anything_else() -> None:
     random = np.random.default_rng(0)
     kinds = [write_tiff(bands_of("uint8")), write_tiff(bands_of("uint16"), planes=True, deflate=True, tile=16)]

@@ -13,7 +13,7 @@ import vitral
 from tests.conftest import small_model
 from tests.data.pictures import class_folders
 from vitral.measure.truth import read_label_map
-from vitral.train.loop import train
+from vitral.train.begin import train
 from vitral.weights.checkpoint import Checkpoint, default_preprocess
 
 TINY: dict[str, Any] = dict(

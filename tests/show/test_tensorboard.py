@@ -14,8 +14,8 @@ from tensorboard.backend.event_processing.event_file_loader import LegacyEventFi
 import vitral
 from tests.data.pictures import class_folders
 from vitral.show.tensorboard import with_tensorboard
+from vitral.train.begin import train
 from vitral.train.events import Began, EpochEnded, Event, Finished, Stepped
-from vitral.train.loop import train
 
 TINY: dict[str, Any] = dict(
     model="vit-pico4",

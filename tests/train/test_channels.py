@@ -14,8 +14,8 @@ from tests.conftest import small_model
 from tests.data.test_tiff import write_tiff
 from vitral.data.loader import Loader, Pictures
 from vitral.data.sources import open_data
+from vitral.train.begin import train
 from vitral.train.events import Decided, Event, Finished, Stepped, Warned
-from vitral.train.loop import train
 
 TINY: dict[str, Any] = dict(
     model="vit-pico4",

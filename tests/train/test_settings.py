@@ -1,22 +1,28 @@
 """Settings from TOML, the command line and Python: the same names, checked alike."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import vitral
+from tests.conftest import small_model
+from vitral.train.bounds import BOUNDS
+from vitral.train.build import build_model
 from vitral.train.config import (
     TrainConfig,
+    Tune,
     as_settings,
     as_toml,
     field_texts,
     read_toml,
     recipe_names,
     recipe_path,
+    setting_names,
     with_settings,
 )
 from vitral.train.layers import gather_layers
+from vitral.train.tune import choose_parameters
 
 
 def test_there_and_back(tmp_path: Path) -> None:
@@ -45,8 +51,7 @@ def test_there_and_back(tmp_path: Path) -> None:
 def test_every_field_has_a_text_in_the_file() -> None:
     texts = field_texts()
     for name in as_settings(TrainConfig(data="x")):
-        if name not in ("dropout", "seed", "device", "precision"):
-            assert texts.get(name), name
+        assert texts.get(name), name
 
 
 @pytest.mark.parametrize(
@@ -63,6 +68,17 @@ def test_every_field_has_a_text_in_the_file() -> None:
         ({"model": "vit-s16", "from": "x.npz"}, "both say which network"),
         ({"tune.what": "everything"}, "'lora'"),
         ({"augment.flip": 3}, "flip"),
+        ({"network.num_classes": 5}, "num_classes=5: the number of classes is that of the data"),
+        ({"network.image_size": 56}, "Use image_size"),
+        ({"network.channels": 1}, "Use channels"),
+        ({"network": 5}, "network=5 must be a table"),
+        ({"optim": 5}, "optim is a section, such as optim.name"),
+        ({"device": "cpu:abc"}, "device='cpu:abc' must be one of"),
+        ({"device": "auto:1"}, "must be one of"),
+        ({"from": ""}, "from='' names nothing"),
+        ({"val": " "}, "val=' ' names nothing"),
+        ({"val": "a\0b"}, "UTF-8"),
+        ({"data": "caf\udce9"}, "UTF-8"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], words: str) -> None:
@@ -70,10 +86,93 @@ def test_settings_that_cannot_be(settings: dict[str, Any], words: str) -> None:
         with_settings(None, {"data": "x", **settings}, "test")
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("epochs", "0 nan inf -inf"),
+        ("minutes", "nan inf 0"),
+        ("steps", "0 -1 1e12"),
+        ("seed", "-1 2147483649 99999999999999999999"),
+        ("image_size", "0 16385 70000 1e9 28x70000"),
+        ("selection", "0 0.5 0.99 nan"),
+        ("patience", "-1"),
+        ("most_bad", "nan -1 1.1"),
+        ("save_seconds", "nan -1 inf"),
+        ("ema", "nan 1"),
+        ("dropout", "-0.1 1 nan"),
+        ("workers", "-1"),
+        ("optim.lr", "0 nan inf"),
+        ("optim.betas", "2,3 0.9,1 -1,0.9 nan,0.9"),
+        ("optim.eps", "-1 0 nan"),
+        ("optim.weight_decay", "-1 nan"),
+        ("optim.momentum", "-5 1"),
+        ("optim.clip", "-1 nan inf"),
+        ("optim.end_lr", "-3"),
+        ("optim.warmup_steps", "-5"),
+        ("optim.layer_decay", "0 1.1 nan"),
+        ("loss.smoothing", "5 -1 nan 1"),
+        ("mix.mixup", "-1 nan inf"),
+        ("mix.cutmix", "-2"),
+        ("tune.rank", "0"),
+        ("tune.blocks", "0"),
+    ],
+)
+def test_numbers_out_of_their_bounds(name: str, values: str) -> None:
+    for value in values.split():
+        with pytest.raises(vitral.ConfigError, match=rf"{name}=.* must be "):
+            with_settings(None, {"data": "x", name: value}, "test")
+
+
+def test_every_number_has_bounds_and_they_allow_the_ends_that_make_sense() -> None:
+    numbers = {name for name, kind in setting_names().items() if kind is not bool and _is_numeric(kind)}
+    assert {name for name in numbers if not name.startswith(("augment.", "masking."))} == set(BOUNDS)
+    for name, value in {"optim.clip": 0, "optim.warmup_steps": 0, "seed": 2**31, "most_bad": 1, "mix.mixup": 0}.items():
+        with_settings(None, {"data": "x", name: value}, "test")
+
+
+def _is_numeric(kind: Any) -> bool:
+    return kind in (int, float) or any(map(_is_numeric, get_args(kind)))
+
+
+def test_paths_and_the_word_none_arrive(tmp_path: Path) -> None:
+    said = {"data": "x", "val": Path("a"), "network.pool": "none", "network.position": "NONE", "network.stem": "none"}
+    config = with_settings(None, said, "test")
+    assert config.val == "a"
+    assert config.network == {"pool": "none", "position": "none", "stem": None}
+    assert with_settings(None, {"data": "x", "from_weights": Path("b")}, "test").from_weights == "b"
+    (tmp_path / "x.toml").write_text(as_toml(config))
+    assert with_settings(None, read_toml(tmp_path / "x.toml"), "x") == config
+
+
+def test_any_character_of_a_path_comes_back(tmp_path: Path) -> None:
+    data = "".join(map(chr, range(1, 128))) + "\x85\u2028é"
+    (tmp_path / "x.toml").write_text(as_toml(TrainConfig(data=data)), encoding="utf-8")
+    assert read_toml(tmp_path / "x.toml")["data"] == data
+
+
+@pytest.mark.parametrize("what", [{"x": 1}, {"kind": "resnet", "x": 1}, {"kind": "conv"}])
+def test_stems_that_cannot_be(what: dict[str, Any]) -> None:
+    said = {"data": "x", "model": "vit-pico7", "image_size": 28, "channels": 1, "network.stem": what}
+    with pytest.raises(vitral.ConfigError, match="must have kind='resnet'"):
+        build_model(with_settings(None, said, "test"), classes=3)
+
+
+def test_training_needs_one_answer_a_picture() -> None:
+    said = {"data": "x", "model": "vit-pico7", "image_size": 28, "channels": 1, "network.pool": "none"}
+    with pytest.raises(vitral.ConfigError, match="answers for every token"):
+        build_model(with_settings(None, said, "test"), classes=3)
+
+
+def test_more_blocks_than_the_network_has() -> None:
+    with pytest.raises(vitral.ConfigError, match="tune.blocks=3 must be from 1 to the network's 2 blocks"):
+        choose_parameters(small_model(), Tune(what="last-blocks", blocks=3))
+
+
 def test_files_that_are_no_toml(tmp_path: Path) -> None:
-    (tmp_path / "x.toml").write_text("a = = 3")
-    with pytest.raises(vitral.ConfigError, match="no valid TOML"):
-        read_toml(tmp_path / "x.toml")
+    for text in ("a = = 3", f"seed = {'9' * 5000}", f"a = {'[' * 5000}"):
+        (tmp_path / "x.toml").write_text(text)
+        with pytest.raises(vitral.ConfigError, match="no valid TOML"):
+            read_toml(tmp_path / "x.toml")
     with pytest.raises(vitral.ConfigError, match="cannot be read"):
         read_toml(tmp_path / "y.toml")
 

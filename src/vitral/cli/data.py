@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from vitral.errors import ConfigError
 from vitral.show.console import Format, show_json, show_lines
 
 
@@ -27,21 +28,31 @@ def data(
     from vitral.data.scan import scan
     from vitral.data.sheet import contact_sheet
     from vitral.data.sources import open_data
-    from vitral.errors import DataError
     from vitral.show.data import show_scan
+    from vitral.show.predictions import visible
     from vitral.show.progress import with_progress
 
+    if sheet is not None:
+        _check_free(sheet)
     dataset = open_data(data)
     found = with_progress(scan(dataset, decodes=not headers_only), "looking at pictures", quiet=format != "human")
     if sheet is not None:
-        if sheet.suffix.lower() != ".png":
-            raise DataError(f"--sheet {sheet} must end in .png.")
         contact_sheet(dataset.splits.get("train", ()), dataset.classes).save(sheet)
     if format == "json":
         show_json(found.as_dict())
     elif format == "quiet":
-        show_lines(found.problems)
+        show_lines(map(visible, found.problems))
     else:
         show_scan(found, sheet)
     if not found.can_train:
         sys.exit(2)
+
+
+def _check_free(sheet: Path) -> None:
+    """ConfigError before the scan, which may take long; nothing is written over."""
+    if sheet.suffix.lower() != ".png":
+        raise ConfigError(f"--sheet {sheet} must end in .png.")
+    if not sheet.parent.is_dir():
+        raise ConfigError(f"--sheet {sheet} cannot be written: there is no folder {sheet.parent}.")
+    if sheet.exists():
+        raise ConfigError(f"--sheet {sheet} is there already.", hint="Give another name, or delete it.")

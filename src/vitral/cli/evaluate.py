@@ -2,11 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from vitral.cli.models import parse_size
+from vitral.errors import ConfigError
 from vitral.show.console import Format, show_json, show_lines
 
 
@@ -17,6 +18,8 @@ def evaluate(
     *,
     few_shot: Annotated[int | None, Parameter(help="Measure the features: ridge regression on K a class.")] = None,
     knn: Annotated[int | None, Parameter(help="Measure the features: a vote of the K nearest.")] = None,
+    suite: Annotated[Literal["vtab-1k"] | None, Parameter(help="Fine-tune on each of 19 tasks in DATA.")] = None,
+    steps: Annotated[int | None, Parameter(help="Of each task of a suite; by default the paper's 2,500.")] = None,
     against: Annotated[str | None, Parameter(help="Another model, on the same pictures.")] = None,
     temperature: Annotated[bool, Parameter(help="Also calibrate by temperature scaling.", negative="")] = False,
     label_map: Annotated[Path | None, Parameter(help="A file: the data's class, the model's label.")] = None,
@@ -38,6 +41,12 @@ def evaluate(
     data
         What to measure on; by default what the run held out.
     """
+    if suite is not None:
+        others = {"few-shot": few_shot, "knn": knn, "against": against, "label-map": label_map, "real": real}
+        evaluate_suite(run, data, others, steps, image_size, device, format)
+        return
+    if steps is not None:
+        raise ConfigError("--steps is for a suite, and there is no --suite.")
     from vitral.measure.evaluate import evaluating
     from vitral.show.evaluation import show_evaluation
     from vitral.show.progress import with_progress
@@ -66,6 +75,43 @@ def evaluate(
     else:
         show_evaluation(told)
     if found.unreadable:
+        sys.exit(3)
+
+
+def evaluate_suite(
+    run: str,
+    data: str | None,
+    others: dict[str, object],
+    steps: int | None,
+    image_size: str | None,
+    device: str,
+    format: Format,
+) -> None:
+    from vitral.runs import Run
+    from vitral.show.progress import progress_bar
+    from vitral.show.suite import show_suite
+    from vitral.suites.run import SuiteResult, TaskProgress, run_suite
+
+    if data is None:
+        raise ConfigError("--suite needs the place of its tasks.", hint="vitral evaluate RUN DIR --suite vtab-1k")
+    if said := [name for name, value in others.items() if value]:
+        raise ConfigError(f"--{said[0]} does not go with --suite.")
+    model = str(Run.open(Path(run)).trained_model()) if Run.is_run(Path(run)) else run
+    asked = {"steps": steps, "image_size": parse_size(image_size), "device": None if device == "auto" else device}
+    told: dict[str, object] = {}
+    with progress_bar("vtab-1k", quiet=format != "human") as move:
+        for event in run_suite(model, data, **{name: value for name, value in asked.items() if value is not None}):
+            if isinstance(event, TaskProgress):
+                move(event.done, event.total)
+            elif isinstance(event, SuiteResult):
+                told = event.as_dict()
+    if format == "json":
+        show_json(told)
+    elif format == "quiet":
+        show_lines([f"{told['mean']:.4f}" if told["tasks"] else "nan"])
+    else:
+        show_suite(told)
+    if told["failed"]:
         sys.exit(3)
 
 

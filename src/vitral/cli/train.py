@@ -19,6 +19,7 @@ def train(
     *,
     model: Annotated[str | None, Parameter(help="A name such as vit-s16, from scratch.")] = None,
     from_: Annotated[str | None, Parameter(name="--from", help="A checkpoint to start from.")] = None,
+    objective: Annotated[str | None, Parameter(help="classify, or masked-patches: without labels.")] = None,
     recipe: Annotated[str | None, Parameter(help="Settings by name: small, finetune, paper-finetune, ...")] = None,
     config: Annotated[Path | None, Parameter(help="Settings of your own, as TOML.")] = None,
     out: Annotated[Path | None, Parameter(help="The run folder; by default runs/DATA-MODEL-1.")] = None,
@@ -56,6 +57,7 @@ def train(
         return
     named = dict(
         model=model,
+        objective=objective,
         val=val,
         epochs=epochs,
         steps=steps,
@@ -66,7 +68,7 @@ def train(
         device=device,
     )
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-    given |= dict(setting.split("=", 1) for setting in set)
+    given |= dict(map(split_setting, set))
     if from_ is not None:
         given["from"] = from_
     events = start(data, given, recipe, config, out, resume, print_config)
@@ -89,6 +91,13 @@ def all_settings() -> tuple[list[tuple[str, Any, str]], list[str]]:
     rows = [(name, value, texts.get(name, "")) for name, value in as_settings(TrainConfig(data="")).items()]
     rows.append(("network.FIELD", "", "any field of ViTConfig, such as --network.pool mean"))
     return [row for row in rows if row[0] != "data"], recipe_names()
+
+
+def split_setting(word: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {word} must be NAME=VALUE.", hint="Such as --set optim.lr=3e-4, or --optim.lr 3e-4.")
+    return name, value
 
 
 def gather_settings(words: list[str]) -> list[str]:
@@ -118,15 +127,16 @@ def start(
     print_config: bool,
 ) -> Any:
     """The events of a run that is about to begin; None when only the settings were asked for."""
+    from vitral.train.begin import go_on, train_settled
     from vitral.train.config import as_toml
-    from vitral.train.layers import gather_layers
-    from vitral.train.loop import train as run
-    from vitral.train.loop import train_settled
+    from vitral.train.layers import gather_layers, reopen
 
     if resume is not None:
-        if recipe or config or (out is not None and out != resume):
-            raise ConfigError("--resume goes on with a run as it is; leave --recipe, --config and --out out.")
-        return run(data, resume=resume, **given)
+        run, own = reopen(resume, data, given, recipe=recipe, config=config, out=out)
+        if not print_config:
+            return go_on(run, own)
+        sys.stdout.write(as_toml(own))
+        return None
     settled = gather_layers(data, given, recipe=recipe, config=config, origin="the command line")
     if print_config:
         sys.stdout.write(as_toml(settled.config))

@@ -7,6 +7,7 @@ whoever loads it and in whatever order.
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import cos, exp, log, radians, sin, sqrt, tan
+from numbers import Integral, Real
 from typing import Literal
 
 import numpy as np
@@ -59,31 +60,44 @@ class Augment:
     def __post_init__(self) -> None:
         if self.crop not in ("none", "resized", "inception", "shift"):
             raise ConfigError(f"crop={self.crop!r} must be none, resized, inception or shift.")
-        for name in ("flip", "erase"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name}={getattr(self, name)!r} is a chance and must be from 0 to 1.")
-        for name in (
-            "rotate",
-            "shear",
-            "zoom",
-            "shift",
-            "randaugment",
-            "randaugment_magnitude",
-            "jitter",
-            "crop_shift",
-        ):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must not be negative.")
-        for name in ("crop_area", "crop_aspect"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be (smallest, largest), both above 0.")
-            object.__setattr__(self, name, (low, high))
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(self, name)
+            kind = Integral if name in ("randaugment", "crop_shift") else Real
+            if not isinstance(value, kind) or isinstance(value, bool) or not least <= value <= most:
+                words = "a whole number " if kind is Integral else ""
+                raise ConfigError(f"{name}={value!r} must be {words}from {least:g} to {most:g}.")
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if not _is_range(value, least, most):
+                raise ConfigError(f"{name}={value!r} must be (smallest, largest), both from {least:g} to {most:g}.")
+            object.__setattr__(self, name, tuple(value))
+
+
+_BOUNDS = {
+    "crop_shift": (0, 65_500),
+    "flip": (0, 1),
+    "rotate": (0, 180),
+    "shear": (0, 89),
+    "zoom": (0, 0.99),
+    "shift": (0, 1),
+    "randaugment": (0, 100),
+    "randaugment_magnitude": (0, 20),  # beyond, posterize would keep more than eight bits
+    "jitter": (0, 10),
+    "erase": (0, 1),
+}
+_RANGES = {"crop_area": (0.001, 1), "crop_aspect": (0.01, 100)}
+
+
+def _is_range(value: object, least: float, most: float) -> bool:
+    if not isinstance(value, list | tuple) or len(value) != 2 or not all(isinstance(side, Real) for side in value):
+        return False
+    return least <= value[0] <= value[1] <= most
 
 
 def random_generator(seed: int, epoch: int, sample: int) -> Generator:
     """Independent randomness for each picture of each epoch; it does not depend on who asks, or when."""
-    return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), (epoch << 40) | sample]))
+    key = np.array([number & (2**64 - 1) for number in (seed, (epoch << 40) | sample)], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))  # a list of large numbers would go through float
 
 
 def augment(

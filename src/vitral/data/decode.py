@@ -1,36 +1,25 @@
 """From the bytes of a picture to pixels: uint8 (height, width, channels), upright, on a stated background.
 
 What is allowed is decided by the content and the header, before any pixel is decoded. A file that cannot be used gives
-a BadPicture whose ``reason`` is one of a few words, so that they can be counted.
+a BadPicture.
 """
 
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 from types import ModuleType
-from typing import Literal
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from vitral.data.limits import LIMITS, BadPicture, Limits, check_bytes
 from vitral.data.tiff import Bands, find_bands, read_bands
-from vitral.errors import DataError
 
 Pixels = np.ndarray
-Reason = Literal[
-    "empty",
-    "unsupported",
-    "truncated",
-    "corrupt",
-    "too large",
-    "too many pixels",
-    "bad dimensions",
-    "wrong channels",
-    "missing",
-    "unreadable",
-]
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy")
 _FORMATS = {
     b"\xff\xd8\xff": "JPEG",
@@ -54,27 +43,6 @@ _UPRIGHT = {  # EXIF orientation: what puts the picture upright
 _ORIENTATION = 0x0112
 _MOST_FRAMES = 256
 _GREY_MODES = ("1", "L", "LA", "La", "I", "F")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """What a picture may claim in its header."""
-
-    bytes: int = 256 * 2**20
-    pixels: int = 89_000_000
-    side: int = 65_500
-    aspect: float = 100.0
-
-
-LIMITS = Limits()
-
-
-class BadPicture(DataError):  # noqa: N818, it is a picture that is bad
-    """A picture that cannot be used, and the reason in a word."""
-
-    def __init__(self, reason: Reason, detail: str = ""):
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason: Reason = reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,11 +73,19 @@ def find_format(content: bytes) -> str:
     raise BadPicture("unsupported", f"starts with {content[:8]!r}")
 
 
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Pillow warns of sizes, which are checked here, of odd metadata and of damage, which is told as a BadPicture."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@_silent()
 def read_header(content: bytes, limits: Limits = LIMITS) -> Header:
     """Size, mode and orientation; refuses what is too large before anything is decoded."""
     name = find_format(content)
-    if len(content) > limits.bytes:
-        raise BadPicture("too large", f"{len(content):,} bytes; at most {limits.bytes:,}")
+    check_bytes(len(content), limits)
     if name == "NPY":
         shape, _, _ = _npy_header(content)
         header = _header_of_bands(name, (shape[0], shape[1]), shape[2] if len(shape) == 3 else 1)
@@ -140,14 +116,12 @@ def _check_size(header: Header, limits: Limits) -> None:
 
 def _open(content: bytes, name: str) -> Image.Image:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of sizes, which are checked here, and of odd metadata
-            return Image.open(io.BytesIO(content), formats=[name])
+        return Image.open(io.BytesIO(content), formats=[name])
     except Image.DecompressionBombError as error:
         raise BadPicture("too many pixels", str(error)) from error
     except UnidentifiedImageError as error:
         raise BadPicture("truncated" if _is_cut(content, name) else "corrupt", "the header cannot be read") from error
-    except (OSError, SyntaxError, ValueError, EOFError, OverflowError, MemoryError) as error:
+    except Exception as error:  # Pillow's readers raise nearly anything
         raise BadPicture("truncated" if _is_cut(content, name) else "corrupt", str(error)) from error
 
 
@@ -200,6 +174,7 @@ def _count_frames(image: Image.Image) -> int:
     return 1
 
 
+@_silent()
 def decode(
     content: bytes,
     channels: int = 3,
@@ -377,7 +352,7 @@ def _npy_header(content: bytes) -> tuple[tuple[int, ...], np.dtype, int]:
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, is_fortran, dtype = read(stream)
-    except (ValueError, SyntaxError, EOFError, RecursionError) as error:
+    except Exception as error:  # NumPy evaluates the header as Python's own words, which fails in many ways
         raise BadPicture("corrupt", str(error)) from error
     if dtype.hasobject or dtype.kind not in "uif" or is_fortran or len(shape) not in (2, 3):
         raise BadPicture(

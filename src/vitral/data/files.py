@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from glob import glob, has_magic
 from pathlib import Path
 
-from vitral.data.sources import pictures_below
+from vitral.data.folders import pictures_below
 from vitral.errors import DataError
 
 STANDARD_INPUT = ("-", "/dev/stdin")
@@ -24,13 +24,24 @@ def find_pictures(words: Sequence[str], standard_input: Iterable[str]) -> list[s
             if not inside:
                 raise DataError(f"There are no pictures in {word}.")
             found += inside
-        elif has_magic(word) and not os.path.exists(word):
-            matching = sorted(path for path in glob(word, recursive=True) if os.path.isfile(path))
-            if not matching:
-                raise DataError(f"Nothing matches {word}.")
-            found += matching
+        elif has_magic(word) and not os.path.lexists(word):
+            found += _matching(word)
         else:
             found.append(word)
     if not found:
         raise DataError("Standard input names no pictures.")
     return found
+
+
+def _matching(pattern: str) -> list[str]:
+    """Files, and the pictures in folders; ** matches both a folder and what is in it, which is taken once."""
+    files, inside = {}, {}
+    found = glob(pattern, recursive=True)
+    for path in found:
+        if os.path.isdir(path):
+            inside |= {os.path.normpath(below): str(below) for below in pictures_below(Path(path))}
+        else:
+            files[os.path.normpath(path)] = path
+    if not files and not inside:
+        raise DataError(f"There are no pictures in {', '.join(found[:5])}." if found else f"Nothing matches {pattern}.")
+    return sorted((inside | files).values())

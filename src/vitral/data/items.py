@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
+from stat import S_ISREG
 from typing import BinaryIO, Protocol
 
 import numpy as np
 
-from vitral.data.decode import LIMITS, BadPicture, Header, Pixels, read_header
+from vitral.data.decode import Header, Pixels, read_header
+from vitral.data.limits import BadPicture, check_bytes
 from vitral.data.parquet import GROUPS
 
 SPLITS = {
@@ -42,8 +44,10 @@ class InFile:
     def read(self) -> bytes:
         try:
             path = Path(self.path)
-            if path.is_file() and (size := path.stat().st_size) > LIMITS.bytes:
-                raise BadPicture("too large", f"{size:,} bytes; at most {LIMITS.bytes:,}")
+            found = path.stat()
+            if not S_ISREG(found.st_mode):  # a device does not end, and a pipe may never begin
+                raise BadPicture("unreadable", "no regular file")
+            check_bytes(found.st_size)
             return path.read_bytes()
         except FileNotFoundError:
             raise BadPicture("missing") from None
@@ -60,12 +64,13 @@ class InTar:
     size: int
 
     def read(self) -> bytes:
+        check_bytes(self.size)
         try:
             stream = _open(self.path, os.getpid())
             stream.seek(self.offset)
             content = stream.read(self.size)
-        except OSError as error:
-            raise BadPicture("unreadable", error.strerror or str(error)) from error
+        except (OSError, OverflowError) as error:  # OverflowError: a place that no file has
+            raise BadPicture("unreadable", getattr(error, "strerror", None) or str(error)) from error
         if len(content) < self.size:
             raise BadPicture("truncated", "the shard ends before the picture does")
         return content
@@ -86,7 +91,12 @@ class InTable:
     row: int
 
     def read(self) -> bytes:
-        cell = GROUPS.read_cell(self.path, self.column, self.row)
+        try:
+            cell = GROUPS.read_cell(self.path, self.column, self.row)
+        except FileNotFoundError:
+            raise BadPicture("missing") from None
+        except (OSError, ValueError, NotImplementedError, MemoryError, IndexError) as error:  # what pyarrow raises
+            raise BadPicture("unreadable", first_line(error)) from error
         content = cell.get("bytes") if isinstance(cell, dict) else cell
         if not isinstance(content, bytes):
             raise BadPicture("empty", "the cell holds no picture")
@@ -113,7 +123,7 @@ def digits() -> dict[str, np.ndarray]:
 @dataclass(frozen=True, slots=True)
 class Item:
     key: str
-    """A stable name: the path below the dataset, or shard and key."""
+    """A stable name that can be written anywhere: the path below the dataset, or shard and key."""
     label: int | tuple[int, ...]
     """The class, or all classes of a multi-label picture; -1: not labelled."""
     source: Source
@@ -184,5 +194,26 @@ def counts(items: Sequence[Item], classes: int) -> list[int]:
 
 
 def natural_order(name: str) -> tuple[object, ...]:
-    """class2 before class10."""
-    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name))
+    """class2 before class10; 01 and 1 are as large as each other, so that their letters decide."""
+    parts = [(part.lstrip("0") if part.isdecimal() else None, part) for part in re.split(r"(\d+)", name)]
+    return tuple((1, 0, part) if digits is None else (0, len(digits), digits) for digits, part in parts), name
+
+
+def as_text(name: str) -> str:
+    """A name of a file that can be written anywhere: bytes that are no UTF-8 come out as escapes."""
+    try:
+        return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # half a letter, as JSON can have it
+        return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def counted_reasons(skipped: dict[str, str]) -> str:
+    """The commonest reasons, and an example of each."""
+    examples = {reason: key for key, reason in reversed(skipped.items())}
+    told = [f"{n} ({examples[reason]}: {reason})" for reason, n in Counter(skipped.values()).most_common(3)]
+    rest = len(skipped) - sum(n for _, n in Counter(skipped.values()).most_common(3))
+    return ", ".join([*told, f"{rest} more"] if rest else told)
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -9,13 +9,13 @@ builtin:digits
 
 import hashlib
 import os
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
-from vitral.data.decode import SUFFIXES, BadPicture
-from vitral.data.items import SPLITS, Dataset, InDigits, InFile, Item, digits, natural_order
+from vitral.data.folders import open_folder
+from vitral.data.items import Dataset, InDigits, InFile, Item, digits
+from vitral.data.limits import BadPicture
 from vitral.errors import DataError
 
 HELD_OUT = 0.2
@@ -33,9 +33,11 @@ def open_data(data: str | Path) -> Dataset:
         return open_hub(words.removeprefix("hf:"))
     from vitral.data.shards import expand_braces, open_shards
 
-    if "{" in words or words.endswith(".tar"):
+    path = Path(os.path.expanduser(words))
+    if path.suffix.lower() == ".tar" and path.is_file():
+        return open_shards([path])
+    if not path.exists() and ("{" in words or words.endswith(".tar")):
         return open_shards(expand_braces(words))
-    path = Path(words).expanduser()
     if path.suffix.lower() in (".csv", ".tsv", ".parquet"):
         from vitral.data.tables import open_table
 
@@ -46,8 +48,8 @@ def open_data(data: str | Path) -> Dataset:
             hint="Data is a folder of class folders, a .csv or .parquet table, .tar shards, hf:owner/name, or "
             "builtin:digits.",
         )
-    if any(path.glob("*.tar")):
-        return open_shards(sorted(path.glob("*.tar")), folder=path)
+    if shards := sorted(shard for shard in path.glob("*.tar") if shard.is_file()):
+        return open_shards(shards, folder=path)
     return open_folder(path)
 
 
@@ -62,91 +64,6 @@ def open_builtin(name: str) -> Dataset:
         for split in ("train", "test")
     }
     return Dataset(name="digits", classes=tuple("0123456789"), splits=splits, channels=1)
-
-
-# ---- folders ----
-
-
-def open_folder(folder: Path) -> Dataset:
-    """Class folders, below split folders or not."""
-    below = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    splits = {entry: SPLITS[entry.name.lower()] for entry in below if entry.name.lower() in SPLITS}
-    if splits and "train" not in splits.values() and len(below) > len(splits):
-        splits = {}  # a class that happens to be called "test"
-    others: Counter[str] = Counter()
-    if not splits:
-        found = {"train": dict(class_folders(folder, others))}
-    else:
-        found = {}
-        for entry, split in splits.items():
-            for name, pictures in class_folders(entry, others):
-                found.setdefault(split, {}).setdefault(name, []).extend(pictures)
-    named = {name for per_class in found.values() for name in per_class}
-    filled = {name for per_class in found.values() for name, pictures in per_class.items() if pictures}
-    classes = tuple(sorted(filled, key=natural_order))
-    if not classes:
-        _refuse_folder(folder, others)
-    numbers = {name: index for index, name in enumerate(classes)}
-    items = {
-        split: tuple(
-            Item(path.relative_to(folder).as_posix(), numbers[name], InFile(str(path)))
-            for name in sorted(filled & per_class.keys(), key=natural_order)
-            for path in per_class[name]
-        )
-        for split, per_class in found.items()
-    }
-    notes = [f"Left out, as there is no picture in it: {name}." for name in sorted(named - filled, key=natural_order)]
-    if others:
-        notes.append(f"Not taken, as these are no pictures that can be read: {_counted(others)}.")
-    if empty := [name for name in classes if "train" in found and not found["train"].get(name)]:
-        notes.append(f"No training picture: {', '.join(empty[:10])}.")
-    return Dataset(name=folder.resolve().name, classes=classes, splits=items, notes=tuple(notes))
-
-
-def class_folders(folder: Path, others: Counter[str]) -> Iterator[tuple[str, list[Path]]]:
-    """The name of each class and its pictures; folders in a class folder belong to it. ``others`` counts the endings of
-    what else is there."""
-    for entry in sorted(folder.iterdir()):
-        if entry.is_dir() and not entry.name.startswith("."):
-            yield unicodedata.normalize("NFC", entry.name), list(pictures_below(entry, others))
-
-
-def pictures_below(folder: Path, others: Counter[str] | None = None) -> Iterator[Path]:
-    """Every picture in a folder and those below, hidden ones left out, links followed but not in circles."""
-    seen: set[str] = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
-        real = os.path.realpath(place)
-        if real in seen:
-            folders[:] = []
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            if name.startswith("."):
-                continue
-            if name.lower().endswith(SUFFIXES):
-                yield Path(place, name)
-            elif others is not None:
-                others[Path(name).suffix.lower() or "no ending"] += 1
-
-
-def _counted(others: Counter[str]) -> str:
-    return ", ".join(
-        f"{number} {'file' if number == 1 else 'files'} ({ending})" for ending, number in others.most_common(5)
-    )
-
-
-def _refuse_folder(folder: Path, others: Counter[str]) -> None:
-    loose = [entry for entry in folder.iterdir() if entry.name.lower().endswith(SUFFIXES)]
-    if loose:
-        raise DataError(
-            f"{folder} holds {len(loose)} pictures, but no folders that say what they show.",
-            hint="Put the pictures of each class into a folder with its name, or write a table: image,label.",
-        )
-    seen = f", but {_counted(others)}" if others else ""
-    raise DataError(
-        f"{folder} holds no pictures in class folders{seen}.", hint=f"Pictures end in {', '.join(SUFFIXES)}."
-    )
 
 
 # ---- a split where there is none ----
@@ -208,6 +125,6 @@ def _size(item: Item) -> int | None:
     if isinstance(source, InFile):
         try:
             return os.stat(source.path).st_size
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a zero byte in the name
             return None
     return getattr(source, "size", None)

@@ -19,8 +19,8 @@ def read_label_map(path: Path) -> list[tuple[str, str | int]]:
     if path.suffix.lower() == ".json":
         told = _parse(text, path)
         if isinstance(told, list):
-            told = {str(name): number for number, name in enumerate(told)}
-        if not isinstance(told, dict) or not all(isinstance(value, str | int) for value in told.values()):
+            return [(str(name), number) for number, name in enumerate(told)]
+        if not isinstance(told, dict) or not all(type(value) in (str, int) for value in told.values()):
             raise DataError(f"{path} must be a JSON object from class to label, or a list of classes.")
         return list(told.items())
     between = {".csv": ",", ".tsv": "\t"}.get(path.suffix.lower())
@@ -64,13 +64,18 @@ def renumber(
 def _by_map(classes: Sequence[str], labels: tuple[str, ...], path: Path) -> list[int]:
     rows = read_label_map(path)
     numbers = [_number_of(label, labels) for _, label in rows]
-    if len(rows) == len(labels) and all(number is None for number in numbers):
-        numbers = list(range(len(rows)))  # a list of synsets and their descriptions, in the model's order
+    are_synsets = all(re.fullmatch("n[0-9]+", name) for name, _ in rows)
+    if are_synsets and len(rows) == len(labels) and all(number is None for number in numbers):
+        numbers = list(range(len(rows)))  # ImageNet's list of synsets and their descriptions, in the model's order
     found: dict[str, int] = {}
     for (name, label), number in zip(rows, numbers, strict=True):
         if number is None:
-            raise DataError(f"{path}: {label!r} is none of the model's {len(labels)} labels.")
-        found[name] = number
+            known = ", ".join(labels[:5]) + (", ..." if len(labels) > 5 else "")
+            raise DataError(f"{path}: {label!r} is none of the model's {len(labels)} labels ({known}).")
+        if found.setdefault(name, number) != number:
+            raise DataError(
+                f"{path}: the class {name!r} is {labels[found[name]]!r} in one line and {label!r} in another."
+            )
     if missing := [name for name in classes if name not in found]:
         raise DataError(f"{path} has no line for the class {missing[0]!r}.")
     return [found[name] for name in classes]
@@ -104,12 +109,14 @@ def read_real(path: Path, keys: Sequence[str], classes: int) -> list[tuple[int, 
         if not isinstance(found, list) or not all(type(one) is int and 0 <= one < classes for one in found):
             raise DataError(f"{path} has no labels from 0 to {classes - 1} for {key}.")
         truths.append(tuple(found))
+    if not any(truths):
+        raise DataError(f"{path} has no label for any of the {len(keys)} pictures, so nothing can be right.")
     return truths
 
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # Excel begins its files with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
 

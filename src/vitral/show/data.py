@@ -4,17 +4,19 @@ from pathlib import Path
 from typing import Any
 
 from vitral.show.console import human_console
+from vitral.show.predictions import visible
 
 MOST_CLASSES, MOST_FILES = 20, 10
 
 
 def show_scan(found: Any, sheet: Path | None) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     console = human_console()
 
     def line(text: str, style: str | None = None) -> None:
-        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+        console.print(visible(text), style=style, highlight=False, markup=False, soft_wrap=True)
 
     total = sum(found.splits.values())
     parts = ", ".join(f"{split} {number:,}" for split, number in found.splits.items())
@@ -33,7 +35,7 @@ def show_scan(found: Any, sheet: Path | None) -> None:
     for split in found.splits:
         table.add_column(split, justify="right")
     for index, name in enumerate(found.classes[:MOST_CLASSES]):
-        table.add_row(name, *(f"{found.per_class[split][index]:,}" for split in found.splits))
+        table.add_row(Text(visible(name)), *(f"{found.per_class[split][index]:,}" for split in found.splits))
     console.print(table)
     if len(found.classes) > MOST_CLASSES:
         line(f"... and {len(found.classes) - MOST_CLASSES} more classes", "dim")

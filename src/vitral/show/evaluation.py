@@ -3,6 +3,7 @@
 from typing import Any
 
 from vitral.show.console import human_console
+from vitral.show.predictions import visible
 
 MOST_CLASSES, MOST_LISTED = 20, 5
 
@@ -11,7 +12,7 @@ def show_evaluation(told: dict[str, Any]) -> None:
     console = human_console()
 
     def line(text: str, style: str | None = None) -> None:
-        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+        console.print(visible(text), style=style, highlight=False, markup=False, soft_wrap=True)
 
     first, *rest = summary(told)
     line(first, "bold")
@@ -78,7 +79,7 @@ def class_table(rows: list[dict[str, Any]]) -> Any:
     if len(rows) > MOST_CLASSES:
         shown = sorted((row for row in rows if row["images"]), key=lambda row: row["f1"] or 0)[:MOST_CLASSES]
     for row in shown:
-        table.add_row(Text(row["class"]), *(_percent(row.get(name)) for name in names), f"{row['images']:,}")
+        table.add_row(Text(visible(row["class"])), *(_percent(row.get(name)) for name in names), f"{row['images']:,}")
     return table
 
 

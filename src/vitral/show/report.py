@@ -30,28 +30,54 @@ def write_report(folder: str | Path) -> Path:
 
 def page(run: Run, told: dict[str, Any]) -> str:
     held, data = told["held_out"], told["data"]
-    lines = summary(held)
+    is_filled_in = told.get("objective") == "masked-patches"
+    lines = filled_in_summary(held) if is_filled_in else summary(held)
+    results = [_section("What was hidden", *_filled_in(run))] if is_filled_in else _results(run, held)
     sections = [
         _section("Training", draw_curves(run.read_rows(run.losses), run.read_rows(run.metrics)), _training(told)),
-        _section("Which classes are mistaken", *_confusion(held)),
-        _section("Each class", _class_rows(held["per_class"])),
-        _section("How far to trust a probability", *_calibration(held)),
-        _section("The worst mistakes", _mistakes(run, held["mistakes"])),
+        *results,
         _section("Data", _data(data), _picture(run.plots / "data.png", "some training pictures of each class")),
         _section("What was decided, and why", _table(("setting", "value", "reason"), _decisions(told))),
         _section("Environment", _table(("what", "value"), _environment(told["environment"]))),
         _section("Once more", "<p>The same run, on the same data:</p>", f"<pre>{escape(told['command'])}</pre>"),
     ]
-    title = f"{data['name']}: {held['top1']:.1%} right"
+    headline = f"{held['top1']:.1%}" if held.get("target") != "pixels" else f"{held['loss']:.3f}"
+    title = f"{data['name']}: {headline}"
     return _PAGE.format(
         title=escape(title),
         style=_STYLE,
-        headline=f"{held['top1']:.1%}",
+        headline=headline,
         lines="".join(f"<p>{escape(line)}</p>" for line in lines),
         name=escape(data["name"] if data["name"] == run.folder.name else f"{data['name']}: {run.folder.name}"),
         folder=escape(f"{in_units(told['parameters'], ('', 'thousand', 'million', 'billion'))} parameters"),
         sections="".join(sections),
     )
+
+
+def _results(run: Run, held: dict[str, Any]) -> list[str]:
+    return [
+        _section("Which classes are mistaken", *_confusion(held)),
+        _section("Each class", _class_rows(held["per_class"])),
+        _section("How far to trust a probability", *_calibration(held)),
+        _section("The worst mistakes", _mistakes(run, held["mistakes"])),
+    ]
+
+
+def filled_in_summary(held: dict[str, Any]) -> list[str]:
+    """Of a run without labels."""
+    asked = f"on {held['images']:,} held-out pictures, target {held['target']}"
+    if held["target"] == "pixels":
+        return [f"mean squared error of hidden pixels {held['loss']:.4f}, {asked}"]
+    return [f"{held['top1']:.1%} of the hidden colours found {asked}", f"loss {held['loss']:.4f}"]
+
+
+def _filled_in(run: Run) -> list[str]:
+    text = (
+        "<p>Held-out pictures, from left to right: as they are; what the network saw (grey patches are hidden, a few "
+        "are from another place); what it says was there; what was there. Patches that it was not asked for are "
+        "pale.</p>"
+    )
+    return [text, _picture(run.plots / "masked.png", "hidden and filled in")]
 
 
 def _section(title: str, *parts: str) -> str:
@@ -145,7 +171,9 @@ def _data(data: dict[str, Any]) -> str:
     ]
     notes = "".join(f"<p>{escape(note)}</p>" for note in data["notes"])
     counts = data["per_class"]["train"]
-    spread = f"{len(data['classes'])} classes with {min(counts):,} to {max(counts):,} training pictures each."
+    spread = "No labels were used."
+    if counts:
+        spread = f"{len(data['classes'])} classes with {min(counts):,} to {max(counts):,} training pictures each."
     return f"<p>{spread}</p>" + _table(("split", "pictures", "why"), rows) + notes
 
 
@@ -161,6 +189,17 @@ def _environment(told: dict[str, Any]) -> list[tuple[str, str]]:
 def card(run: Run, told: dict[str, Any]) -> str:
     """A model card in Markdown: what it is, what it is good for, how it was made."""
     held, data = told["held_out"], told["data"]
+    if told.get("objective") == "masked-patches":
+        return _CARD_WITHOUT_LABELS.format(
+            name=run.folder.name,
+            data=data["name"],
+            results="\n".join(f"- {line}" for line in filled_in_summary(held)),
+            parameters=f"{told['parameters']:,}",
+            train=f"{data['pictures']['train']:,}",
+            steps=f"{told['steps']:,}",
+            time=in_time(told["train_seconds"]),
+            command=told["command"],
+        )
     missed = [row for row in held["per_class"] if row["images"] and (row["recall"] or 0) < 1]
     worst = sorted(missed, key=lambda row: row["recall"] or 0)[:3]
     weak = ", ".join(f"{row['class']} ({row['recall']:.0%} found)" for row in worst)
@@ -204,6 +243,28 @@ Trained on {train} pictures; {selection} others chose the best epoch. {steps} st
     vitral predict model.safetensors picture.jpg
 
 The file holds the weights, the names of the classes and the preprocessing.
+"""
+
+_CARD_WITHOUT_LABELS = """# {name}
+
+A Vision Transformer of {parameters} parameters that learnt from {data} without labels, by filling in patches that were
+hidden. It has no head: it gives features, and is there to be fine-tuned.
+
+## Results
+
+{results}
+
+## How it was made
+
+Trained on {train} pictures, {steps} steps in {time}:
+
+    {command}
+
+## How to use it
+
+    vitral train PHOTOS --from model.safetensors
+    vitral features model.safetensors PICTURES --out features.npz
+    vitral evaluate model.safetensors PHOTOS --knn 10
 """
 
 _STYLE = """

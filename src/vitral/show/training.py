@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitral.show.console import Format, human_console
+from vitral.show.predictions import visible
 
 if TYPE_CHECKING:
     from vitral.train.events import Event
@@ -137,7 +138,7 @@ def lines_of(event: "Event") -> list[tuple[str, str | None]]:
             line = f"epoch {told.epoch + 1:>3}  loss {told.train_loss:.3f}  {selection}{best}"
             return [(line, None)]
         case "Warned":
-            return [(f"warning: {told.message}", "yellow")]
+            return [(f"warning: {visible(told.message)}", "yellow")]
         case "Interrupted":
             return [(f"Interrupted at step {told.step}; the state is saved. Go on with:\n  {told.resume}", "bold")]
     return []
@@ -150,6 +151,9 @@ def _value(value: object) -> str:
 def show_result(ended: dict[str, Any]) -> None:
     console = human_console()
     scores = ended["held_out"]
+    if "target" in scores:
+        show_filled_in(ended)
+        return
     interval = f"95 % interval {scores['top1_low']:.2%} to {scores['top1_high']:.2%}"
     console.print(
         f"held out: {scores['top1']:.2%} right of {scores['images']:,} pictures ({interval}), "
@@ -163,6 +167,21 @@ def show_result(ended: dict[str, Any]) -> None:
     for what, path in (("report", f"{folder}/report.html"), ("model", f"{folder}/model.safetensors")):
         console.print(f"{what:<7} {path}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"try     vitral predict {folder} PICTURE", highlight=False, markup=False, soft_wrap=True)
+
+
+def show_filled_in(ended: dict[str, Any]) -> None:
+    """The result of a run without labels."""
+    console, folder, scores = human_console(), ended["folder"], ended["held_out"]
+    found = f"{scores['top1']:.2%} of the hidden colours found, " if scores["target"] != "pixels" else ""
+    time = in_time(ended["train_seconds"])
+    console.print(
+        f"held out: {found}loss {scores['loss']:.4f}, {scores['images']:,} pictures, after {time}",
+        style="bold",
+        highlight=False,
+    )
+    for what, path in (("report", f"{folder}/report.html"), ("model", f"{folder}/model.safetensors")):
+        console.print(f"{what:<7} {path}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"try     vitral train DATA --from {folder}", highlight=False, markup=False, soft_wrap=True)
 
 
 def in_time(seconds: float) -> str:

@@ -1,6 +1,6 @@
 """Training: settings, decisions with their reasons, optimisers, what is trained, state that survives, and the loop.
 
-The room can be called: ``vitral.train("photos/")`` is ``vitral.train.loop.train``, and its last event comes when the
+The room can be called: ``vitral.train("photos/")`` is ``vitral.train.begin.train``, and its last event comes when the
 report is there, too.
 """
 
@@ -15,8 +15,8 @@ class _Room(ModuleType):
     """A package and the function of its name cannot both be ``vitral.train``, so the package is the function."""
 
     def __call__(self, data: str | Path | None = None, **options: Any) -> Iterator[Any]:
-        """See ``vitral.train.loop.train``. Settings are checked now; training begins with the first event."""
-        from vitral.train.loop import train
+        """See ``vitral.train.begin.train``. Settings are checked now; training begins with the first event."""
+        from vitral.train.begin import train
 
         return reported(train(data, **options))
 

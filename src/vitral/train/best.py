@@ -45,7 +45,8 @@ def save_best(run: Run, model: Network, preprocess: Preprocess, data: Dataset, c
     """Complete, also where only a part was trained; that part beside it as a small file."""
     whole = build(model.config)
     whole.load_state_dict(merged_state(model.state_dict()))
-    checkpoint = Checkpoint(model=whole, preprocess=preprocess, labels=data.classes, multi_label=data.multi_label)
+    labels = data.classes if model.config.num_classes else None
+    checkpoint = Checkpoint(model=whole, preprocess=preprocess, labels=labels, multi_label=data.multi_label)
     save(checkpoint, run.model)
     if config.from_weights and config.tune.what != "all":
         save_adapter(run.adapter, model, config.from_weights)

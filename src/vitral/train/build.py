@@ -9,6 +9,7 @@ from vitral.data.loader import Loader, Pictures
 from vitral.data.splits import Splits
 from vitral.errors import ConfigError
 from vitral.model.bit_config import BiTConfig
+from vitral.model.config import Stem
 from vitral.model.network import Config, Network, build
 from vitral.model.sizes import named_config
 from vitral.preprocess import Preprocess
@@ -25,10 +26,15 @@ def build_model(config: TrainConfig, classes: int) -> tuple[Network, Preprocess,
     assert not isinstance(size, str)
     assert not isinstance(channels, str)
     if isinstance(fields.get("stem"), dict):
-        fields["stem"] = stem_from(fields["stem"])
+        fields["stem"] = checked_stem(fields["stem"])
+    own = peek(config.from_weights) if config.from_weights else named_config(config.model)
+    if config.objective == "classify" and fields.get("pool", own.pool) == "none":
+        raise ConfigError(
+            "network.pool='none' answers for every token, and a picture has one truth.", hint="Use token, mean or map."
+        )
     if config.from_weights:
         of_vit = {"representation": None}  # the paper's fine-tuning drops the hidden layer of the head
-        fields = with_rates(config, peek(config.from_weights), of_vit) | fields
+        fields = with_rates(config, own, of_vit) | fields
         loaded = load(config.from_weights, image_size=size, channels=channels, **fields)
         done = [] if loaded.report is None else [*loaded.report.resized.values(), *loaded.report.warnings]
         return loaded.model, replace(loaded.preprocess, resize=config.resize), done
@@ -36,8 +42,18 @@ def build_model(config: TrainConfig, classes: int) -> tuple[Network, Preprocess,
     pair = size if isinstance(size, tuple) else (size, size)
     crop = 0.875 if config.resize == "crop" else 1.0
     preprocess = Preprocess(size=pair, resize=config.resize, crop_fraction=crop)  # type: ignore[arg-type]
-    fields = with_rates(config, named_config(config.model), {}) | fields
+    fields = with_rates(config, own, {}) | fields
     return build(named_config(config.model, **fields)), preprocess.with_channels(int(fields["channels"])), []
+
+
+def checked_stem(fields: dict[str, Any]) -> Stem:
+    try:
+        return stem_from(fields)
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"network.stem={fields!r} must have kind='resnet' (with stages, width_factor) or kind='convolutions' (with "
+            "widths, norm), and nothing else."
+        ) from error
 
 
 def with_rates(config: TrainConfig, network: Config, of_vit: dict[str, Any]) -> dict[str, Any]:

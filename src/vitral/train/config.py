@@ -3,16 +3,21 @@
 ``"auto"`` is decided in decide.py, with a reason. The text under a field is its help wherever it appears.
 """
 
+import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from vitral.data.augment import Augment
+from vitral.devices import device_name
 from vitral.errors import ConfigError, did_you_mean
-from vitral.model.config import field_from_word
+from vitral.model.config import ViTConfig, field_from_word
+from vitral.train.bounds import check_numbers
+from vitral.train.kinds import in_kind
+from vitral.train.masking import Masking
 
 Auto = Literal["auto"]
 
@@ -94,6 +99,8 @@ class TrainConfig:
     """A name such as vit-s16, for training from scratch."""
     from_weights: str | None = None
     """A checkpoint to start from."""
+    objective: Literal["classify", "masked-patches"] = "classify"
+    """classify: learn from labels; masked-patches: from pictures alone, by filling in what was hidden (B.1.2)."""
     network: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ViTConfig to change."""
     image_size: int | tuple[int, int] | Auto = "auto"
@@ -117,16 +124,21 @@ class TrainConfig:
     augment: Augment = field(default_factory=Augment)
     mix: Mix = field(default_factory=Mix)
     tune: Tune = field(default_factory=Tune)
+    masking: Masking = field(default_factory=Masking)
     ema: float = 0.0
     """Decay of an average of the weights, which is then evaluated and kept; 0: off."""
     dropout: float = 0.0
+    """Chance that a value inside the network is left out of a step."""
     drop_path: float = 0.0
     """Stochastic depth."""
     seed: int = 0
+    """Of everything random; another seed is another run."""
     workers: int | Auto = "auto"
     """Processes that load pictures."""
     device: str = "auto"
+    """cpu, cuda, cuda:1 or mps; auto: the fastest that is there."""
     precision: Literal["float32", "bfloat16", "float16"] | Auto = "auto"
+    """Of the products inside the network; the weights stay float32. auto: bfloat16 where the hardware has it."""
     compile: bool = False
     """Compile the network: slow to start, then faster."""
     gradient_checkpointing: bool = False
@@ -139,7 +151,12 @@ class TrainConfig:
     """The largest part of pictures that may be unreadable."""
 
     def __post_init__(self) -> None:
-        _check_numbers(self)
+        object.__setattr__(self, "device", device_name(self.device))
+        _check_words(self)
+        _check_network(self.network)
+        check_numbers(as_settings(self))
+        if isinstance(self.batch_size, int) and self.batch_size % self.accumulate:
+            raise ConfigError(f"batch_size={self.batch_size} is no multiple of accumulate={self.accumulate}.")
 
     @property
     def changes_pictures(self) -> bool:
@@ -156,42 +173,37 @@ class TrainConfig:
         return any(amounts) or not all(off)
 
 
-def _check_numbers(config: TrainConfig) -> None:
-    least: dict[str, float] = {
-        "epochs": 0,
-        "steps": 1,
-        "minutes": 0.01,
-        "batch_size": 1,
-        "accumulate": 1,
-        "workers": 0,
-        "channels": 1,
-    }
-    for name, bound in least.items():
+def _check_words(config: TrainConfig) -> None:
+    for name in ("data", "val", "from_weights", "model"):
         value = getattr(config, name)
-        if isinstance(value, int | float) and value < bound:
-            raise ConfigError(f"{name}={value} must be at least {bound:g}.")
-    if not 0 < config.selection < 1:
-        raise ConfigError(f"selection={config.selection} must be above 0 and below 1.")
-    for name in ("ema", "dropout", "drop_path"):
-        if not 0 <= getattr(config, name) < 1:
-            raise ConfigError(f"{name}={getattr(config, name)} must be at least 0 and below 1.")
+        seen = f"{_SPELLED.get(name, name)}={value!r}"
+        if value is not None and name != "data" and not value.strip():  # gather_layers says what data are
+            raise ConfigError(f"{seen} names nothing.", hint="Leave it out.")
+        if value is not None and ("\0" in value or value.encode("utf-8", "replace").decode() != value):
+            raise ConfigError(f"{seen} is no text in UTF-8, which config.toml is written in.", hint="Rename it.")
     if config.from_weights and config.model != "auto":
         raise ConfigError(
             f"model={config.model!r} and from={config.from_weights!r} both say which network.",
             hint="Leave --model out: the checkpoint brings its own.",
         )
-    optim = config.optim
-    if isinstance(optim.lr, float | int) and not optim.lr > 0:
-        raise ConfigError(f"optim.lr={optim.lr} must be above 0.")
-    if optim.layer_decay != "auto" and not 0 < optim.layer_decay <= 1:
-        raise ConfigError(f"optim.layer_decay={optim.layer_decay} must be above 0 and at most 1.")
-    if isinstance(config.batch_size, int) and config.batch_size % config.accumulate:
-        raise ConfigError(f"batch_size={config.batch_size} is no multiple of accumulate={config.accumulate}.")
+
+
+def _check_network(network: Mapping[str, Any]) -> None:
+    if "num_classes" in network:
+        raise ConfigError(
+            f"network.num_classes={network['num_classes']!r}: the number of classes is that of the data.",
+            hint="Leave it out.",
+        )
+    for name in ("image_size", "channels", "dropout", "drop_path"):
+        if name in network:
+            raise ConfigError(
+                f"network.{name}={network[name]!r}: a run has a setting of its own for it.", hint=f"Use {name}."
+            )
 
 
 # ---- from and to words ----
 
-SECTIONS = {"optim": Optim, "loss": Loss, "augment": Augment, "mix": Mix, "tune": Tune}
+SECTIONS = {"optim": Optim, "loss": Loss, "augment": Augment, "mix": Mix, "tune": Tune, "masking": Masking}
 _SPELLED = {"from_weights": "from"}  # a word that Python keeps for itself
 
 
@@ -217,14 +229,15 @@ def with_settings(config: TrainConfig | None, settings: Mapping[str, Any], origi
         name = _SPELLED.get(word, word)  # from_weights=... in Python, where from is a keyword
         section, dot, rest = name.partition(".")
         if section == "network" and dot:
-            inner.setdefault("network", {})[rest] = field_from_word(value) if isinstance(value, str) else value
+            inner.setdefault("network", {})[rest] = _network_value(rest, value)
             continue
         if name not in known:
             inside = [setting for setting in known if setting.endswith(f".{name}")]
             hint = f"Did you mean {' or '.join(inside)}?" if inside else did_you_mean(name, known)
+            hint = f"{name} is a section, such as {name}.{_first_of(name)}." if name in SECTIONS else hint
             hint = hint or "`vitral train --help-all` lists them."
             raise ConfigError(f"{origin}: there is no setting {name!r}.", hint=hint)
-        value = _checked(name, value, known[name], origin)
+        value = in_kind(name, value, known[name], origin)
         if dot:
             inner.setdefault(section, {})[rest] = value
         else:
@@ -236,64 +249,21 @@ def with_settings(config: TrainConfig | None, settings: Mapping[str, Any], origi
         else:
             before = getattr(config, section) if config else SECTIONS[section]()
             changes[section] = replace(before, **parts)
-    try:
-        return replace(config, **changes) if config else TrainConfig(**changes)
-    except TypeError as error:
-        raise ConfigError(f"{origin}: {error}.") from error
+    if config is None and "data" not in changes:
+        raise ConfigError(f"{origin}: there is no setting data, which says what to train on.")
+    return replace(config, **changes) if config else TrainConfig(**changes)
 
 
-def _checked(name: str, value: Any, kind: Any, origin: str) -> Any:
-    """The value in the type of its field; words from a command line are read as numbers where one is wanted."""
-    for choice in get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,):
-        found = _as_kind(value, choice)
-        if found is not _NO:
-            return found
-    raise ConfigError(f"{origin}: {name}={value!r} must be {_allowed(kind)}.")
+def _first_of(section: str) -> str:
+    return fields(SECTIONS[section])[0].name
 
 
-_NO = object()
-
-
-def _as_kind(value: Any, kind: Any) -> Any:
-    if kind is type(None):
-        return None if value in (None, "none") else _NO
-    if get_origin(kind) is Literal:
-        return value if value in get_args(kind) else _NO
-    if get_origin(kind) is tuple:
-        return _as_pair(value, get_args(kind)[0])
-    if kind is bool:
-        return (
-            {"true": True, "false": False, True: True, False: False}.get(value, _NO)
-            if isinstance(value, bool | str)
-            else _NO
-        )
-    if kind in (int, float) and not isinstance(value, bool):
-        try:
-            number = float(value)
-            return _NO if kind is int and number != int(number) else kind(number)
-        except (TypeError, ValueError, OverflowError):
-            return _NO
-    if kind is str:
-        return value if isinstance(value, str) else _NO
-    return value if isinstance(value, Mapping) else _NO
-
-
-def _as_pair(value: Any, kind: type) -> Any:
-    parts = value.replace("x", ",").split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple) or len(parts) != 2:
-        return _NO
-    pair = tuple(_as_kind(part, kind) for part in parts)
-    return _NO if _NO in pair else pair
-
-
-def _allowed(kind: Any) -> str:
-    if get_origin(kind) in (Union, UnionType):
-        return " or ".join(_allowed(part) for part in get_args(kind))
-    if get_origin(kind) is Literal:
-        return ", ".join(repr(part) for part in get_args(kind))
-    if get_origin(kind) is tuple:
-        return "two numbers"
-    return {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}.get(kind, "nothing")
+def _network_value(name: str, value: Any) -> Any:
+    """A word as the value it stands for; none is itself one of the words of pool and position."""
+    if not isinstance(value, str):
+        return value
+    takes_none = "none" in get_args(get_type_hints(ViTConfig).get(name))
+    return "none" if takes_none and value.lower() == "none" else field_from_word(value)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -302,7 +272,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits, and of deep nesting
         raise ConfigError(f"{path} is no valid TOML: {error}.") from error
     return dict(_flat(content))
 
@@ -356,15 +326,34 @@ def as_toml(config: TrainConfig, comments: bool = True) -> str:
     texts = field_texts()
     lines: list[str] = []
     section = ""
-    for name, value in sorted(as_settings(config).items(), key=lambda pair: "." in pair[0]):
+    settings = as_settings(config)
+    again = _said_twice(config)
+    settings |= dict.fromkeys(again)
+    for name, value in sorted(settings.items(), key=lambda pair: "." in pair[0]):
         head, dot, rest = name.partition(".")
         if dot and head != section:
             section = head
             lines += ["", f"[{section}]"]
         if comments and (text := texts.get(name)):
             lines.append(f"# {text}")
-        lines.append(f"{rest or head} = {_toml(value)}" if value is not None else f"# {rest or head} = (not set)")
+        value = "none" if value is None and head == "network" else value
+        lines.append(f"{_key(rest or head)} = {_toml(value)}" if value is not None else f"# {rest or head} = (not set)")
+    if again:
+        lines += ["", f"[{AGAIN}]", "# How long the run is in other words, which only --resume reads."]
+        lines += [f"{name} = {_toml(value)}" for name, value in again.items()]
     return "\n".join(lines) + "\n"
+
+
+AGAIN = "resume"
+
+
+def _said_twice(config: TrainConfig) -> dict[str, Any]:
+    """A settled run has its length in two ways, and a file from which a new one can start has one of them: the steps
+    that were asked for, or the epochs that were planned for the minutes."""
+    if config.epochs == "auto":
+        return {}
+    found: dict[str, Any] = {} if config.steps is None else {"epochs": config.epochs}
+    return found if config.minutes is None else {**found, "minutes": config.minutes}
 
 
 def _toml(value: Any) -> str:
@@ -375,9 +364,12 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name} = {_toml(part)}" for name, part in value.items()) + "}"
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+        return "{" + ", ".join(f"{_key(name)} = {_toml(part)}" for name, part in value.items()) + "}"
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML's escapes are JSON's
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _toml(name)
 
 
 def field_texts() -> dict[str, str]:

@@ -107,7 +107,7 @@ def describe_data(data: Dataset, splits: Splits) -> dict[str, Any]:
 
 def write_results(
     run: Run,
-    found: Evaluation,
+    held_out: dict[str, Any],
     *,
     config: TrainConfig,
     data: Dataset,
@@ -116,11 +116,11 @@ def write_results(
     decisions: Sequence[Decided],
     baseline: Baseline | None,
 ) -> None:
-    """report.json, and the pictures that the page shows; the page itself is drawn from them."""
+    """report.json and the sheet of the data; the page is drawn from them."""
     run.write_json(
         run.report,
         {
-            "held_out": found.as_dict(),
+            "held_out": held_out,
             **facts,
             "baseline": None if baseline is None else asdict(baseline),
             "data": describe_data(data, splits),
@@ -129,12 +129,11 @@ def write_results(
             "command": f"vitral train {shlex.quote(config.data)} --recipe none --config {shlex.quote(str(run.config))}",
         },
     )
-    draw_pictures(run, found, data, splits)
-
-
-def draw_pictures(run: Run, found: Evaluation, data: Dataset, splits: Splits) -> None:
     run.plots.mkdir(exist_ok=True)
     contact_sheet(splits.train, data.classes).save(run.plots / "data.png")
+
+
+def draw_mistakes(run: Run, found: Evaluation, splits: Splits) -> None:
     by_key = {item.key: item for item in splits.held_out}
     for number, mistake in enumerate(found.mistakes, 1):
         with suppress(BadPicture):  # it was there a moment ago; the report can do without

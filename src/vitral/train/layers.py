@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 from vitral.data.items import Dataset
 from vitral.data.sources import open_data
 from vitral.errors import ConfigError
+from vitral.model.sizes import canonical_name
 from vitral.runs import Run
-from vitral.train.config import TrainConfig, as_settings, read_toml, recipe_path, with_settings
+from vitral.train.config import AGAIN, TrainConfig, as_settings, read_toml, recipe_path, with_settings
 from vitral.train.decide import SMALL, typical_side
 from vitral.train.events import Decided
 
@@ -31,6 +32,7 @@ def gather_layers(
     """The settings of a new run. Without a recipe, ``finetune`` is taken for a checkpoint, else ``small`` or ``photos``
     by the size of the pictures; "none" takes none."""
     in_file = {} if config is None else read_toml(Path(config))
+    _take_again(in_file)
     place = str(data) if data is not None else in_file.get("data") or given.get("data")
     if not place:
         raise ConfigError("There is no data to train on.", hint="vitral train builtin:digits, or a folder of yours.")
@@ -72,19 +74,62 @@ def flat(settings: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def reopen(folder: Path, data: str | Path | None, settings: dict[str, Any]) -> tuple[Run, TrainConfig]:
+def reopen(
+    folder: Path,
+    data: str | Path | None,
+    settings: dict[str, Any],
+    *,
+    recipe: str | None = None,
+    config: str | Path | None = None,
+    out: str | Path | None = None,
+) -> tuple[Run, TrainConfig]:
     """A run that is gone on with, and its settings; what is said again must be the same."""
+    if recipe or config or (out is not None and not _same_path(out, folder)):
+        raise ConfigError("--resume goes on with a run as it is.", hint="Leave --recipe, --config and --out out.")
     run = Run.open(folder)
-    config = with_settings(None, read_toml(run.config), str(run.config))
-    known = as_settings(config)
-    asked = as_settings(with_settings(config, {**flat(settings), **({"data": str(data)} if data else {})}, "--resume"))
+    own = settings_of_run(run)
+    said = {**flat(settings), **({"data": str(data)} if data else {})}
+    said = {name: value for name, value in said.items() if value != "auto"}  # as good as not said
+    known, asked = as_settings(own), as_settings(with_settings(own, said, "--resume"))
     for name, value in asked.items():
-        if known.get(name) != value:
+        if known.get(name) != value and not _means_the_same(name, known.get(name), value):
             raise ConfigError(
                 f"{name} is {known.get(name)!r} in {run.folder}, and {value!r} now.",
                 hint="A resumed run keeps its settings; leave it out, or start another run.",
             )
-    return run, config
+    return run, own
+
+
+def settings_of_run(run: Run) -> TrainConfig:
+    """What a run began with; ConfigError where that is not all there any more."""
+    content = read_toml(run.config)
+    again = _take_again(content)
+    config = with_settings(None, {**content, **again}, str(run.config))
+    left = [name for name, value in as_settings(config).items() if value == "auto"]
+    if left := [name for name in left if name != "model" or config.from_weights is None]:  # a checkpoint brings it
+        raise ConfigError(
+            f"{run.config} is damaged: a run settles {', '.join(left)} when it begins, and here nothing is said.",
+            hint="Bring the file back as it was, or start another run.",
+        )
+    return config
+
+
+def _take_again(content: dict[str, Any]) -> dict[str, Any]:
+    """Takes the length in other words, which as_toml writes for a resume, out of the content of a file."""
+    again = content.get(AGAIN)
+    return content.pop(AGAIN) if isinstance(again, dict) and set(again) <= set(_LENGTHS) else {}
+
+
+def _means_the_same(name: str, first: Any, second: Any) -> bool:
+    if not isinstance(first, str) or not isinstance(second, str):
+        return False
+    if name in ("data", "val", "from"):
+        return _same_path(first, second)
+    return name == "model" and canonical_name(first) == canonical_name(second)
+
+
+def _same_path(first: str | Path, second: str | Path) -> bool:
+    return Path(first).expanduser().resolve() == Path(second).expanduser().resolve()
 
 
 _LENGTHS = {"steps": None, "epochs": "auto", "minutes": None}

@@ -9,19 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitral.data.augment import random_generator
 from vitral.data.loader import Batch, Loader
 from vitral.devices import keep_freed_memory
 from vitral.errors import VitralError
-from vitral.measure.ready import to_device
 from vitral.model.network import Network
-from vitral.preprocess import Preprocess
 from vitral.train.config import TrainConfig
-from vitral.train.mixing import as_targets, mix_batch, soft_loss
+from vitral.train.objectives import Objective
 from vitral.train.optim import Average, Optimiser, Swapped
 from vitral.train.tune import choose_parameters
-
-_MIXING = 2**40 - 2  # the "sample" whose randomness mixes a batch
 
 
 class TrainingError(VitralError):
@@ -31,19 +26,9 @@ class TrainingError(VitralError):
 class Learner:
     """A network, what of it is trained, and how it moves."""
 
-    def __init__(
-        self,
-        model: Network,
-        preprocess: Preprocess,
-        config: TrainConfig,
-        *,
-        multi_label: bool,
-        class_weights: Tensor | None,
-    ):
-        self.model, self.preprocess, self.config = model, preprocess, config
+    def __init__(self, model: Network, config: TrainConfig, objective: Objective):
+        self.model, self.config, self.objective = model, config, objective
         self.device = torch.device(config.device)
-        self.kind = "sigmoid" if multi_label else config.loss.kind
-        self.class_weights = None if class_weights is None else class_weights.to(self.device)
         choose_parameters(model, config.tune)
         model.to(self.device)
         if self.device.type == "cpu":
@@ -51,7 +36,7 @@ class Learner:
         model.gradient_checkpointing = config.gradient_checkpointing
         self.forward: Callable[..., Any] = torch.compile(model) if config.compile else model
         assert not isinstance(config.optim.lr, str)
-        self.optimiser = Optimiser(model, config.optim, float(config.optim.lr))
+        self.optimiser = Optimiser(model, config.optim, float(config.optim.lr), extra=objective.extra)
         self.average = Average(model, config.ema) if config.ema else None
         self.loss_scale = 2.0**14 if config.precision == "float16" else 1.0  # lifts gradients into float16's range
 
@@ -82,20 +67,16 @@ class Learner:
     def gradients(self, batch: Batch, step: int) -> float:
         """Adds up the gradients of all micro-batches; gives the loss."""
         self.model.train()
-        targets = as_targets(batch.labels, self.model.config.num_classes, self.config.loss.smoothing).to(self.device)
-        images = to_device(batch.images, self.preprocess, self.device)
-        if isinstance(images, Tensor):
-            random = random_generator(self.config.seed, step, _MIXING)
-            images, targets = mix_batch(images, targets, self.config.mix, random)
+        prepared = self.objective.prepare(batch, step)
         total = 0.0
         parts = self.config.accumulate
         for index in range(parts):
-            share = slice(index * len(targets) // parts, (index + 1) * len(targets) // parts)
+            share = slice(index * len(prepared) // parts, (index + 1) * len(prepared) // parts)
             if share.start == share.stop:
                 continue
             with self.precision():
-                logits = self.forward(images[share])
-            loss = soft_loss(logits, targets[share], self.kind, self.class_weights, whole=targets)
+                answers = self.objective.answer(self.forward, prepared, share)
+            loss = self.objective.loss(answers, prepared, share)
             (loss * self.loss_scale).backward()
             total += loss.item()
         return total
@@ -128,6 +109,7 @@ class Learner:
 
     def state(self) -> dict[str, Tensor]:
         tensors = {f"model:{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors |= {f"extra:{name}": tensor for name, tensor in self.objective.extra.state_dict().items()}
         tensors |= {f"optimiser:{name}": tensor for name, tensor in self.optimiser.state().items()}
         if self.average is not None:
             tensors |= {f"average:{name}": tensor for name, tensor in self.average.values.items()}
@@ -139,6 +121,7 @@ class Learner:
             part, _, rest = name.partition(":")
             parts.setdefault(part, {})[rest] = tensor
         self.model.load_state_dict(parts["model"])
+        self.objective.extra.load_state_dict(parts.get("extra", {}))
         self.optimiser.load(parts.get("optimiser", {}))
         if self.average is not None:
             self.average.values = {name: tensor.to(self.device) for name, tensor in parts["average"].items()}

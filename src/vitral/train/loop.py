@@ -6,6 +6,7 @@ a run that was killed at any moment goes on to the same weights, bit for bit.
 
 import shlex
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,30 +14,27 @@ from typing import Any
 
 import torch
 
-from vitral.data.items import Dataset, counts, sample_headers
-from vitral.data.loader import Batch, Loader
+from vitral.data.items import Dataset, sample_headers
+from vitral.data.loader import Batch
 from vitral.data.sources import open_data
 from vitral.data.splits import settle_splits
 from vitral.devices import choose_device
 from vitral.errors import DataError
-from vitral.measure.evaluation import Evaluation, summarise
-from vitral.measure.metrics import Scores, score
-from vitral.measure.predictions import Gathered, gather
-from vitral.measure.ready import Ready
+from vitral.measure.metrics import Scores
+from vitral.model.network import Network
 from vitral.model.sizes import canonical_name
 from vitral.runs import Run
 from vitral.train.best import Best, save_best
 from vitral.train.build import build_loaders, build_model
 from vitral.train.config import TrainConfig, as_toml
 from vitral.train.decide import Decisions
-from vitral.train.ending import describe_run, measure_start, write_results
+from vitral.train.ending import describe_run
 from vitral.train.events import (
     Baseline,
     Began,
     Decided,
     EpochEnded,
     Event,
-    Finished,
     Interrupted,
     Measuring,
     Saved,
@@ -44,12 +42,11 @@ from vitral.train.events import (
     Warned,
     as_line,
 )
-from vitral.train.layers import flat, gather_layers, reopen
 from vitral.train.learner import Learner, TrainingError
-from vitral.train.mixing import balanced_weights
+from vitral.train.objectives import Objective
 from vitral.train.schedule import factor
 from vitral.train.signals import Signals
-from vitral.train.state import State, load_state, save_state
+from vitral.train.state import State, check_fits, load_state, save_state
 from vitral.train.unreadable import Unreadable
 from vitral.weights.load import load
 
@@ -57,54 +54,32 @@ CURVE_POINTS = 200
 LOOKED_AT = 50
 
 
-def train(
-    data: str | Path | None = None,
-    *,
-    out: str | Path | None = None,
-    resume: str | Path | None = None,
-    recipe: str | None = None,
-    config: str | Path | None = None,
-    **settings: Any,
-) -> Iterator[Event]:
-    """Trains, and yields what happens. ``settings`` are those of TrainConfig, a section takes a dict; ``recipe`` and
-    ``config`` (a TOML file) come before them, as on the command line.
+class Training(ABC):
+    """One run, from settings to a model on disk; what is learnt is for the classes below to say."""
 
-    ``resume`` goes on with a run; settings may be repeated, and must then be the same."""
-    if resume is not None:
-        return go_on(*reopen(Path(resume), data, settings))
-    return train_settled(*gather_layers(data, flat(settings), recipe=recipe, config=config), out=out)
+    @abstractmethod
+    def check_data(self) -> None:
+        """DataError where nothing can be learnt from them."""
 
+    @property
+    @abstractmethod
+    def classes(self) -> int:
+        """Logits of the network."""
 
-def go_on(run: Run, settled: TrainConfig) -> Iterator[Event]:
-    """A run that was begun before."""
-    if told := run.read_json(run.report):
-        yield Warned(message=f"{run.folder} is finished; there is nothing to go on with.")
-        yield Finished(
-            folder=run.folder,
-            held_out=told["held_out"],
-            best_step=told["best_step"],
-            train_seconds=told["train_seconds"],
-        )
-        return
-    yield from Training(settled, run, resumed=True).run()
+    @abstractmethod
+    def make_objective(self, model: Network) -> Objective: ...
 
+    @abstractmethod
+    def measure_before(self) -> Iterator[Event]:
+        """What a checkpoint knows already."""
 
-def train_settled(
-    config: TrainConfig,
-    data: Dataset | None = None,
-    decided: Sequence[Decided] = (),
-    *,
-    out: str | Path | None = None,
-) -> Iterator[Event]:
-    """A new run by settings that are complete; ``data`` is what they name, where it is open already."""
-    if out is not None:
-        Run.check_free(Path(out))
-    place = None if out is None else Path(out)
-    return Training(config, place, resumed=False, data=data, decided=decided).run()
+    @abstractmethod
+    def score(self) -> Generator[Event, None, Scores]:
+        """The network as it is now, on the selection."""
 
-
-class Training:
-    """One run, from settings to a model on disk."""
+    @abstractmethod
+    def finish(self) -> Iterator[Event]:
+        """The best network on the pictures that nothing has seen yet, and everything written down."""
 
     def __init__(
         self,
@@ -142,10 +117,11 @@ class Training:
         yield from self.settle()
         yield from self.build()
         self.open_run()
-        yield from self.plan()
-        yield from self.start()
-        with Signals() as self.signals:
-            yield from self.go()
+        with self.folder.claim():
+            yield from self.plan()
+            yield from self.start()
+            with Signals() as self.signals:
+                yield from self.go()
 
     # ---- before ----
 
@@ -154,8 +130,7 @@ class Training:
         other = None if self.config.val is None else open_data(self.config.val)
         yield from (Warned(message=note) for note in self.data.notes)
         yield from self.decided
-        if len(self.data.classes) < 2:
-            raise DataError(f"{self.data.name} has one class, and telling one apart from nothing cannot be learnt.")
+        self.check_data()
         if other is not None and other.multi_label != self.data.multi_label:
             raise DataError("Of the data and --val, one has several labels a picture and the other has one.")
         self.splits = settle_splits(self.data, other, self.config.selection)
@@ -171,16 +146,14 @@ class Training:
             yield from made
 
     def build(self) -> Iterator[Event]:
-        config, classes = self.config, len(self.data.classes)
+        config = self.config
         choose_device(config.device)  # a resumed run may find itself on another machine
         torch.manual_seed(config.seed)
-        model, self.preprocess, done = build_model(config, classes)
+        model, self.preprocess, done = build_model(config, self.classes)
         if not self.resumed:
             yield from (Warned(message=f"{config.from_weights}: {sentence}") for sentence in done)
-        weights = None
-        if config.loss.class_weights == "balanced":
-            weights = balanced_weights(counts(self.splits.train, classes))
-        self.learner = Learner(model, self.preprocess, config, multi_label=self.data.multi_label, class_weights=weights)
+        self.objective = self.make_objective(model)
+        self.learner = Learner(model, config, self.objective)
         loaders = build_loaders(config, self.data, self.splits, self.preprocess, model.config.patch_hw)
         self.loader, self.selection, self.held_out = loaders
 
@@ -221,15 +194,8 @@ class Training:
         if self.resumed:
             yield from self.restore()
         else:
-            self.folder.config.write_text(as_toml(self.config), encoding="utf-8")
-            if self.config.from_weights:
-                for event in measure_start(self.ready(), self.data, self.splits):
-                    self.baseline = event if isinstance(event, Baseline) else None
-                    yield event
-                if self.baseline is None and not self.data.multi_label:
-                    yield Warned(
-                        message="There are too few pictures to measure what the checkpoint knows before training."
-                    )
+            self.folder.write_config(as_toml(self.config))
+            yield from self.measure_before()
             self.folder.write_json(self.folder.manifest, self.described())
         parameters = list(self.learner.model.parameters())
         yield Began(
@@ -249,12 +215,16 @@ class Training:
     def restore(self) -> Iterator[Event]:
         state, problems = load_state(self.folder.state)
         yield from (Warned(message=problem) for problem in problems)
-        manifest = self.folder.read_json(self.folder.manifest) or self.described()
+        manifest = self.folder.read_json(self.folder.manifest)
+        if not manifest:
+            manifest = self.described()
+            yield Warned(message=f"{self.folder.manifest} is missing: whether the data are the same cannot be told.")
         self.decisions = [Decided(name=n, value=v, reason=r) for n, v, r in manifest.get("decisions", [])]
         self.baseline = Baseline(**manifest["baseline"]) if manifest.get("baseline") else None
         if state is None:
             yield Warned(message="No state was saved before the run ended; it starts over.")
         else:
+            check_fits(state, self.learner.state(), self.folder.folder)
             self.learner.load(state.tensors)
             self.learner.loss_scale = state.facts["loss_scale"]
             self.best, self.unreadable = Best(**state.facts["best"]), Unreadable(**state.facts["unreadable"])
@@ -352,42 +322,16 @@ class Training:
 
     # ---- scores ----
 
-    def ready(self, precision: str | None = None) -> Ready:
-        """The model as it is now, to be asked."""
-        return Ready(
-            model=self.learner.model.eval(),
-            preprocess=self.preprocess,
-            labels=self.data.classes,
-            has_names=True,
-            multi_label=self.data.multi_label,
-            device=self.learner.device,
-            precision=precision or str(self.config.precision),
-            run=None,
-        )
-
-    def ask(self, ready: Ready, loader: Loader, what: str) -> Generator[Event, None, Gathered]:
-        """What the model says about every picture; told while it goes on."""
-        answers: Gathered | None = None
-        for event in gather(loader, ready.logits):
-            if isinstance(event, Gathered):
-                answers = event
-            else:
-                yield Measuring(what=what, done=event.done, total=event.total)
-        assert answers is not None
-        self.unreadable.take(answers.unreadable, self.folder)
-        return answers
-
     def tell_unreadable(self) -> Iterator[Event]:
         if news := self.unreadable.news(self.folder):
             yield Warned(message=news)
 
     def end_epoch(self, epoch: int) -> Iterator[Event]:
         with self.learner.averaged():
-            answers = yield from self.ask(self.ready(), self.selection, "selection")
-            found: Scores = score(answers.rows, answers.labels)
+            found: Scores = yield from self.score()
             is_best = self.best.take(found, self.step, epoch)
             if is_best:
-                save_best(self.folder, self.learner.model, self.preprocess, self.data, self.config)
+                self.save_best()
         yield from self.tell_unreadable()
         train_loss = self.loss_sum / max(1, self.loss_steps)
         self.loss_sum, self.loss_steps = 0.0, 0
@@ -411,18 +355,15 @@ class Training:
             seconds=self.seconds,
         )
 
-    def finish(self) -> Iterator[Event]:
-        """The best model on the pictures that nothing has seen yet."""
-        if self.best.step:
-            self.learner.model = load(self.folder.model).model.to(self.learner.device)
-        start = time.perf_counter()
-        exact = self.ready("float32")  # as `vitral evaluate` has it
-        answers = yield from self.ask(exact, self.held_out, "held out")
-        yield from self.tell_unreadable()
-        found: Evaluation = summarise(answers, self.data.classes)
-        speed = len(self.splits.held_out) / (time.perf_counter() - start)
-        found = replace(found, images_per_second=speed, split=self.splits.reasons["held_out"])
-        facts = {
+    def save_best(self) -> None:
+        save_best(self.folder, self.learner.model, self.preprocess, self.data, self.config)
+
+    def take_model(self, model: Network) -> None:
+        """The best one, in place of the last."""
+        self.learner.model = model.to(self.learner.device)
+
+    def facts_of_the_end(self) -> dict[str, Any]:
+        return {
             "best_step": self.best.step,
             "steps": self.step,
             "train_seconds": round(self.seconds, 3),
@@ -430,22 +371,6 @@ class Training:
             "changes_pictures": self.config.changes_pictures,
             "parameters": sum(p.numel() for p in self.learner.model.parameters()),
         }
-        write_results(
-            self.folder,
-            found,
-            config=self.config,
-            data=self.data,
-            splits=self.splits,
-            facts=facts,
-            decisions=self.decisions,
-            baseline=self.baseline,
-        )
-        yield Finished(
-            folder=self.folder.folder,
-            held_out=found.as_dict(),
-            best_step=self.best.step,
-            train_seconds=self.seconds,
-        )
 
 
 _FACTS = (

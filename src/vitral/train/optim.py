@@ -36,23 +36,28 @@ class Group:
     decays: bool
 
 
-def groups_of(model: Network, optim: Optim) -> list[Group]:
+def groups_of(model: Network, optim: Optim, extra: nn.Module | None = None) -> list[Group]:
     found: dict[tuple[float, bool], list[str]] = {}
     blocks = len(model.blocks)
     decay = 1.0 if optim.layer_decay == "auto" else optim.layer_decay
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            scale = decay ** (blocks + 1 - layer_of(name, blocks))
-            found.setdefault((scale, is_matrix(name, parameter)), []).append(name)
+    for name, parameter in trained_parameters(model, extra).items():
+        scale = decay ** (blocks + 1 - layer_of(name, blocks))
+        found.setdefault((scale, is_matrix(name, parameter)), []).append(name)
     return [Group(names=names, scale=scale, decays=decays) for (scale, decays), names in found.items()]
+
+
+def trained_parameters(model: Network, extra: nn.Module | None) -> dict[str, nn.Parameter]:
+    """Those of the network, and those of the objective beside it, which count to the head's layer."""
+    found = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return found | {f"extra.{name}": parameter for name, parameter in (extra or nn.Identity()).named_parameters()}
 
 
 class Optimiser:
     """One or two of torch's optimisers, driven by one learning rate, with a state that is named by parameters."""
 
-    def __init__(self, model: Network, optim: Optim, peak: float):
-        self.model, self.optim, self.peak = model, optim, peak
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    def __init__(self, model: Network, optim: Optim, peak: float, extra: nn.Module | None = None):
+        self.model, self.optim, self.peak, self.extra = model, optim, peak, extra
+        self.parameters = trained_parameters(model, extra)
         self.parts: dict[
             str, tuple[nn.Parameter, nn.Parameter, slice]
         ] = {}  # q, k and v of a matrix that has all three
@@ -60,7 +65,7 @@ class Optimiser:
 
     def build(self) -> Iterator[torch.optim.Optimizer]:
         optim = self.optim
-        groups = groups_of(self.model, optim)
+        groups = groups_of(self.model, optim, self.extra)
         of_muon = [name for name in self.parameters if self.is_for_muon(name)]
         plain = []
         for group in groups:

@@ -11,6 +11,7 @@ the newest one whose manifest verifies is taken.
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitral.errors import VitralError
+from vitral.errors import ConfigError, VitralError
 
 KEEP = 2
 _FILES = ("tensors.safetensors", "state.json")
@@ -71,15 +72,41 @@ def prune(folder: Path) -> None:
 
 
 def load_state(folder: Path) -> tuple[State | None, list[str]]:
-    """The newest whole state, and what is wrong with newer ones, in sentences."""
-    problems = []
+    """The newest whole state, and what is wrong with newer ones, in sentences; None where none was saved."""
+    damaged: list[str] = []
     for path in _saved(folder):
         if problem := check_state(path):
-            problems.append(f"{path.name} is damaged ({problem}); the state before it is used.")
+            damaged.append(f"{path.name} is damaged ({problem})")
             continue
         facts = json.loads((path / _FILES[1]).read_text(encoding="utf-8"))
-        return State(step=facts["step"], tensors=load_file(path / _FILES[0]), facts=facts), problems
-    return None, problems
+        state = State(step=facts["step"], tensors=load_file(path / _FILES[0]), facts=facts)
+        return state, [f"{one}; the state before it is used." for one in damaged]
+    if damaged:  # to start over would write over the best model that the run has
+        raise VitralError(
+            f"No saved state in {folder} can be used: {'; '.join(damaged)}.",
+            hint="Bring them back, or start another run with another --out; this one was left as it is.",
+        )
+    return None, []
+
+
+def check_fits(state: State, fresh: Mapping[str, Tensor], folder: Path) -> None:
+    """ConfigError where a state is not one of this network: somebody has changed config.toml. ``fresh`` is what the
+    learner would save before its first step, when the optimiser may have no moments yet."""
+    for name, tensor in fresh.items():
+        saved = state.tensors.get(name)
+        if saved is None or saved.shape != tensor.shape:
+            seen = "is not there" if saved is None else f"has shape {tuple(saved.shape)}"
+            raise ConfigError(
+                f"The state in {folder} does not fit the settings beside it: {name.partition(':')[2]} {seen}, and "
+                f"{tuple(tensor.shape)} is expected.",
+                hint="Bring config.toml back as it was, or start another run.",
+            )
+    for name in state.tensors:
+        if not name.startswith("optimiser:") and name not in fresh:
+            raise ConfigError(
+                f"The state in {folder} does not fit the settings beside it: they have no {name.partition(':')[2]}.",
+                hint="Bring config.toml back as it was, or start another run.",
+            )
 
 
 def check_state(path: Path) -> str | None:
@@ -89,14 +116,16 @@ def check_state(path: Path) -> str | None:
         for name in _FILES:
             if _digest(path / name) != manifest[name]["sha256"]:
                 return f"{name} is not what was written"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        return f"{Path(str(error.filename)).name}: {error.strerror}"
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         return f"{type(error).__name__}: {error}"
     return None
 
 
 def _saved(folder: Path) -> list[Path]:
-    """Newest first."""
-    return sorted((path for path in folder.glob("step-*") if ".tmp-" not in path.name), reverse=True)
+    """Newest first; what somebody else has put beside them is not ours."""
+    return sorted((path for path in folder.glob("step-*") if re.fullmatch("step-[0-9]{8}", path.name)), reverse=True)
 
 
 def _digest(path: Path) -> str:

@@ -45,8 +45,8 @@ def choose_parameters(model: Network, tune: Tune) -> None:
     for part in (model.head, model.representation):
         part.requires_grad_(True)
     if tune.what == "last-blocks":
-        if tune.blocks < 1:
-            raise ConfigError(f"tune.blocks={tune.blocks} must be at least 1.")
+        if not 1 <= tune.blocks <= len(model.blocks):
+            raise ConfigError(f"tune.blocks={tune.blocks} must be from 1 to the network's {len(model.blocks)} blocks.")
         for part in (*model.blocks[-tune.blocks :], model.norm):
             part.requires_grad_(True)
         if isinstance(model, ViT):

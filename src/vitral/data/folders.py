@@ -1,0 +1,126 @@
+"""Class folders, below split folders or not, and the pictures in them."""
+
+import os
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vitral.data.decode import SUFFIXES
+from vitral.data.items import SPLITS, Dataset, InFile, Item, as_text, natural_order
+from vitral.errors import DataError
+
+
+def open_folder(folder: Path) -> Dataset:
+    below = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    splits = {entry: SPLITS[entry.name.lower()] for entry in below if entry.name.lower() in SPLITS}
+    if splits and "train" not in splits.values() and len(below) > len(splits):
+        splits = {}  # a class that happens to be called "test"
+    homes = splits or {folder: "train"}
+    entries = [(split, name, entry) for home, split in homes.items() for name, entry in class_folders(home)]
+    classes_of = ClassOf((name, entry) for _, name, entry in entries)
+    aside = Aside()
+    found: dict[str, dict[str, list[Path]]] = {}
+    for split, name, entry in entries:
+        pictures = list(pictures_below(entry, aside, lambda real, name=name: classes_of.is_foreign(real, name)))
+        if entry not in aside.links:
+            found.setdefault(split, {}).setdefault(name, []).extend(pictures)
+    named = {name for per_class in found.values() for name in per_class}
+    filled = {name for per_class in found.values() for name, pictures in per_class.items() if pictures}
+    classes = tuple(sorted(filled, key=natural_order))
+    if not classes:
+        _refuse_folder(folder, aside)
+    numbers = {name: index for index, name in enumerate(classes)}
+    items = {
+        split: tuple(
+            Item(_key(path, folder), numbers[name], InFile(str(path)))
+            for name in sorted(filled & per_class.keys(), key=natural_order)
+            for path in per_class[name]
+        )
+        for split, per_class in found.items()
+    }
+    notes = [f"Left out, as there is no picture in it: {name}." for name in sorted(named - filled, key=natural_order)]
+    notes += [f"Left out, as it is a link to other classes: {_key(link, folder)}." for link in aside.links]
+    if aside.endings:
+        notes.append(f"Not taken, as these are no pictures that can be read: {aside.counted()}.")
+    if empty := [name for name in classes if "train" in found and not found["train"].get(name)]:
+        notes.append(f"No training picture: {', '.join(empty[:10])}.")
+    return Dataset(name=as_text(folder.resolve().name), classes=classes, splits=items, notes=tuple(notes))
+
+
+def _key(path: Path, folder: Path) -> str:
+    return as_text(path.relative_to(folder).as_posix())
+
+
+def class_folders(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The name of each class, and its folder; folders in a class folder belong to it."""
+    for entry in sorted(folder.iterdir()):
+        if entry.is_dir() and not entry.name.startswith("."):
+            yield unicodedata.normalize("NFC", as_text(entry.name)), entry
+
+
+class ClassOf:
+    """Which class a folder belongs to, so that no link brings the pictures of one class into another."""
+
+    def __init__(self, entries: Iterable[tuple[str, Path]]):
+        self.names = {os.path.realpath(entry): name for name, entry in entries if not entry.is_symlink()}
+        self.above = {str(parent) for home in self.names for parent in Path(home).parents}
+
+    def is_foreign(self, real: str, name: str) -> bool:
+        """Whether a folder that a link in this class leads to holds other classes, or is of one."""
+        around = (real, *map(str, Path(real).parents))
+        return real in self.above or any(self.names.get(place, name) != name for place in around)
+
+
+@dataclass
+class Aside:
+    """What was seen among the pictures and not taken."""
+
+    endings: Counter[str] = field(default_factory=Counter)
+    links: list[Path] = field(default_factory=list)
+    """Folders that are links to other classes."""
+
+    def counted(self) -> str:
+        return ", ".join(
+            f"{number} {'file' if number == 1 else 'files'} ({ending})"
+            for ending, number in self.endings.most_common(5)
+        )
+
+
+def pictures_below(
+    folder: Path, aside: Aside | None = None, is_foreign: Callable[[str], bool] = lambda real: False
+) -> Iterator[Path]:
+    """Every picture in a folder and those below, hidden ones left out, links followed but not in circles."""
+    aside = Aside() if aside is None else aside
+    seen: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        is_elsewhere = os.path.islink(place) and is_foreign(real)
+        if is_elsewhere:
+            aside.links.append(Path(place))
+        if is_elsewhere or real in seen:
+            folders[:] = []
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if name.startswith("."):
+                continue
+            if name.lower().endswith(SUFFIXES):
+                yield Path(place, name)
+            else:
+                aside.endings[as_text(Path(name).suffix.lower()) or "no ending"] += 1
+
+
+def _refuse_folder(folder: Path, aside: Aside) -> None:
+    loose = [entry for entry in folder.iterdir() if entry.name.lower().endswith(SUFFIXES)]
+    if loose:
+        raise DataError(
+            f"{folder} holds {len(loose)} pictures, but no folders that say what they show.",
+            hint="Put the pictures of each class into a folder with its name, or write a table: image,label.",
+        )
+    seen = f", but {aside.counted()}" if aside.endings else ""
+    raise DataError(
+        f"{folder} holds no pictures in class folders{seen}.", hint=f"Pictures end in {', '.join(SUFFIXES)}."
+    )

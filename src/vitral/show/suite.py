@@ -1,0 +1,44 @@
+"""A suite on the console: every task by its group, with the paper's numbers beside ours."""
+
+from typing import Any
+
+from vitral.show.console import human_console
+
+GROUPS = ("natural", "specialized", "structured")
+
+
+def show_suite(told: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    console = human_console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("task", no_wrap=True)
+    for title in ("top-1", "95 % interval", "pictures", *told["papers"]):
+        table.add_column(title, justify="right", no_wrap=True)
+    for group in GROUPS:
+        tasks = [task for task in told["tasks"] if task["group"] == group]
+        for task in tasks:
+            interval = f"{100 * task['low']:.1f} to {100 * task['high']:.1f}"
+            papers = (f"{score:.1f}" for score in task["papers"])
+            table.add_row(task["task"], f"{100 * task['top1']:.1f}", interval, f"{task['images']:,}", *papers)
+        if tasks:
+            table.add_row(f"{group}, mean of {len(tasks)}", *_means(tasks, told), style="bold")
+    if told["tasks"]:
+        table.add_row(f"mean of {len(told['tasks'])}", *_means(told["tasks"], told), style="bold")
+    console.print(table)
+    console.print("The paper's columns: table 9; their means are over the same tasks.", style="dim")
+    for name, reason in told["failed"].items():
+        console.print(f"not measured: {name}: {reason}", style="yellow", markup=False, soft_wrap=True)
+    if told["missing"]:
+        console.print(f"not there: {', '.join(told['missing'])}", style="yellow", soft_wrap=True)
+    if told["changed"]:
+        changed = ", ".join(f"{name}={value}" for name, value in told["changed"].items())
+        console.print(f"not the paper's protocol: {changed}", style="yellow", markup=False, soft_wrap=True)
+
+
+def _means(tasks: list[dict[str, Any]], told: dict[str, Any]) -> list[str]:
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values)
+
+    papers = [f"{mean([task['papers'][column] for task in tasks]):.1f}" for column in range(len(told["papers"]))]
+    return [f"{100 * mean([task['top1'] for task in tasks]):.1f}", "", "", *papers]

@@ -1,0 +1,136 @@
+"""A suite over a model: fine-tuned on every task that is there, and measured on its test pictures.
+
+The protocol is the paper's (table 4): SGD with momentum, 2,500 steps at a learning rate of 0.01, batch 512, 384 pixels,
+the same for every task. Smaller numbers may be asked for, and the result says so.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from vitral.data.items import Dataset
+from vitral.errors import DataError, VitralError
+from vitral.suites.vtab import GROUPS, PAPERS, TASKS, find_task, open_task
+from vitral.train.begin import train_settled
+from vitral.train.config import with_settings
+from vitral.train.events import Finished, Stepped
+
+PROTOCOL: dict[str, Any] = {
+    "steps": 2500,
+    "batch_size": 512,
+    "image_size": 384,
+    "resize": "squash",
+    "tune.what": "all",
+    "optim.name": "sgd",
+    "optim.lr": 0.01,
+    "optim.momentum": 0.9,
+    "optim.weight_decay": 0.0,
+    "optim.clip": 1.0,
+    "optim.layer_decay": 1.0,
+    "optim.schedule": "cosine",
+    "optim.warmup_steps": "auto",
+    "augment.crop": "none",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskResult:
+    task: str
+    group: str
+    top1: float
+    low: float
+    high: float
+    images: int
+    train_images: int
+    papers: tuple[float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SuiteResult:
+    suite: str
+    model: str
+    tasks: tuple[TaskResult, ...]
+    missing: tuple[str, ...]
+    """Tasks that are not there."""
+    failed: dict[str, str]
+    """Tasks that could not be used, and why."""
+    changed: dict[str, Any]
+    """What differs from the paper's protocol."""
+
+    def group_mean(self, group: str | None = None) -> float | None:
+        scores = [task.top1 for task in self.tasks if group in (None, task.group)]
+        return mean(scores) if scores else None
+
+    def as_dict(self) -> dict[str, Any]:
+        groups = {group: self.group_mean(group) for group in GROUPS}
+        whole = len(self.tasks) == len(TASKS)
+        return {**asdict(self), "groups": groups, "mean": self.group_mean(), "is_whole": whole, "papers": list(PAPERS)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskProgress:
+    """How far the suite is, in steps of training over all tasks."""
+
+    task: str
+    done: int
+    total: int
+
+
+def run_suite(model: str, place: str | Path, **changes: Any) -> Iterator[TaskProgress | TaskResult | SuiteResult]:
+    """Every task below ``place`` that is there; ``changes`` are settings that differ from the paper's protocol."""
+    folder = Path(place)
+    if not folder.is_dir():
+        raise DataError(
+            f"There is no folder {folder}.", hint="It holds a folder or a table for each task: docs/vtab.md."
+        )
+    found = {name: path for name in TASKS if (path := find_task(name, folder)) is not None}
+    if not found:
+        raise DataError(f"{folder} holds none of the tasks.", hint=f"They are called {', '.join(TASKS)}.")
+    results: list[TaskResult] = []
+    failed: dict[str, str] = {}
+    for number, (name, path) in enumerate(found.items()):
+        try:
+            data = open_task(TASKS[name], path)
+        except VitralError as error:
+            failed[name] = str(error)
+            continue
+        for event in learn_task(model, name, path, data, changes):
+            if isinstance(event, TaskProgress):
+                yield TaskProgress(task=name, done=number * event.total + event.done, total=len(found) * event.total)
+            else:
+                results.append(event)
+                yield event
+    yield SuiteResult(
+        suite="vtab-1k",
+        model=model,
+        tasks=tuple(results),
+        missing=tuple(name for name in TASKS if name not in found),
+        failed=failed,
+        changed=changes,
+    )
+
+
+def learn_task(
+    model: str, name: str, path: Path, data: Dataset, changes: dict[str, Any]
+) -> Iterator[TaskProgress | TaskResult]:
+    settings = {"data": str(path), "from": model, **PROTOCOL, **changes}
+    config = with_settings(None, settings, "vtab-1k")
+    with TemporaryDirectory() as folder:
+        for event in train_settled(config, data, out=Path(folder) / name):
+            if isinstance(event, Stepped):
+                yield TaskProgress(task=name, done=event.step, total=event.steps)
+            if isinstance(event, Finished):
+                held = event.held_out
+                yield TaskResult(
+                    task=name,
+                    group=TASKS[name].group,
+                    top1=held["top1"],
+                    low=held["top1_low"],
+                    high=held["top1_high"],
+                    images=held["images"],
+                    train_images=len(data.splits["train"]),
+                    papers=TASKS[name].papers,
+                )

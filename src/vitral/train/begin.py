@@ -1,0 +1,62 @@
+"""The way in: from what was said to a run that goes on event by event."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitral.data.items import Dataset
+from vitral.runs import Run
+from vitral.train.classification import Classification
+from vitral.train.config import TrainConfig
+from vitral.train.events import Decided, Event, Finished, Warned
+from vitral.train.layers import flat, gather_layers, reopen
+from vitral.train.loop import Training
+from vitral.train.pretraining import Pretraining
+
+OBJECTIVES: dict[str, type[Training]] = {"classify": Classification, "masked-patches": Pretraining}
+
+
+def train(
+    data: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
+    recipe: str | None = None,
+    config: str | Path | None = None,
+    **settings: Any,
+) -> Iterator[Event]:
+    """Trains, and yields what happens. ``settings`` are those of TrainConfig, a section takes a dict; ``recipe`` and
+    ``config`` (a TOML file) come before them, as on the command line.
+
+    ``resume`` goes on with a run; settings may be repeated, and must then be the same."""
+    if resume is not None:
+        return go_on(*reopen(Path(resume), data, settings, recipe=recipe, config=config, out=out))
+    return train_settled(*gather_layers(data, flat(settings), recipe=recipe, config=config), out=out)
+
+
+def go_on(run: Run, settled: TrainConfig) -> Iterator[Event]:
+    """A run that was begun before."""
+    if told := run.read_json(run.report):
+        yield Warned(message=f"{run.folder} is finished; there is nothing to go on with.")
+        yield Finished(
+            folder=run.folder,
+            held_out=told["held_out"],
+            best_step=told["best_step"],
+            train_seconds=told["train_seconds"],
+        )
+        return
+    yield from OBJECTIVES[settled.objective](settled, run, resumed=True).run()
+
+
+def train_settled(
+    config: TrainConfig,
+    data: Dataset | None = None,
+    decided: Sequence[Decided] = (),
+    *,
+    out: str | Path | None = None,
+) -> Iterator[Event]:
+    """A new run by settings that are complete; ``data`` is what they name, where it is open already."""
+    if out is not None:
+        Run.check_free(Path(out))
+    place = None if out is None else Path(out)
+    return OBJECTIVES[config.objective](config, place, resumed=False, data=data, decided=decided).run()

@@ -1,0 +1,106 @@
+"""Training by labels: which class, or which of several, a picture shows."""
+
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+
+from vitral.data.items import counts
+from vitral.data.loader import Loader
+from vitral.errors import DataError
+from vitral.measure.evaluation import Evaluation, summarise
+from vitral.measure.metrics import Scores, score
+from vitral.measure.predictions import Gathered, gather
+from vitral.measure.ready import Ready
+from vitral.model.network import Network
+from vitral.train.ending import draw_mistakes, measure_start, write_results
+from vitral.train.events import Baseline, Event, Finished, Measuring, Warned
+from vitral.train.loop import Training
+from vitral.train.mixing import balanced_weights
+from vitral.train.objectives import Classify
+from vitral.weights.load import load
+
+
+class Classification(Training):
+    def check_data(self) -> None:
+        if len(self.data.classes) < 2:
+            raise DataError(f"{self.data.name} has one class, and telling one apart from nothing cannot be learnt.")
+
+    @property
+    def classes(self) -> int:
+        return len(self.data.classes)
+
+    def make_objective(self, model: Network) -> Classify:
+        weights = None
+        if self.config.loss.class_weights == "balanced":
+            weights = balanced_weights(counts(self.splits.train, self.classes))
+        several = self.data.multi_label
+        classes = model.config.num_classes
+        return Classify(self.preprocess, self.config, classes=classes, multi_label=several, class_weights=weights)
+
+    def measure_before(self) -> Iterator[Event]:
+        """What a checkpoint knows already."""
+        if not self.config.from_weights:
+            return
+        for event in measure_start(self.ready(), self.data, self.splits):
+            self.baseline = event if isinstance(event, Baseline) else None
+            yield event
+        if self.baseline is None and not self.data.multi_label:
+            yield Warned(message="Too few pictures to measure what the checkpoint knows before training.")
+
+    def ready(self, precision: str | None = None) -> Ready:
+        """The model as it is now, to be asked."""
+        return Ready(
+            model=self.learner.model.eval(),
+            preprocess=self.preprocess,
+            labels=self.data.classes,
+            has_names=True,
+            multi_label=self.data.multi_label,
+            device=self.learner.device,
+            precision=precision or str(self.config.precision),
+            run=None,
+        )
+
+    def ask(self, ready: Ready, loader: Loader, what: str) -> Generator[Event, None, Gathered]:
+        """What the model says about every picture; told while it goes on."""
+        answers: Gathered | None = None
+        for event in gather(loader, ready.logits):
+            if isinstance(event, Gathered):
+                answers = event
+            else:
+                yield Measuring(what=what, done=event.done, total=event.total)
+        assert answers is not None
+        self.unreadable.take(answers.unreadable, self.folder)
+        return answers
+
+    def score(self) -> Generator[Event, None, Scores]:
+        answers = yield from self.ask(self.ready(), self.selection, "selection")
+        return score(answers.rows, answers.labels)
+
+    def finish(self) -> Iterator[Event]:
+        """The best model on the pictures that nothing has seen yet."""
+        if self.best.step:
+            self.take_model(load(self.folder.model).model)
+        start = time.perf_counter()
+        exact = self.ready("float32")  # as `vitral evaluate` has it
+        answers = yield from self.ask(exact, self.held_out, "held out")
+        yield from self.tell_unreadable()
+        found: Evaluation = summarise(answers, self.data.classes)
+        speed = len(self.splits.held_out) / (time.perf_counter() - start)
+        found = replace(found, images_per_second=speed, split=self.splits.reasons["held_out"])
+        write_results(
+            self.folder,
+            found.as_dict(),
+            config=self.config,
+            data=self.data,
+            splits=self.splits,
+            facts=self.facts_of_the_end(),
+            decisions=self.decisions,
+            baseline=self.baseline,
+        )
+        draw_mistakes(self.folder, found, self.splits)
+        yield Finished(
+            folder=self.folder.folder,
+            held_out=found.as_dict(),
+            best_step=self.best.step,
+            train_seconds=self.seconds,
+        )

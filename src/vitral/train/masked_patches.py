@@ -1,0 +1,138 @@
+"""Masked patch prediction (appendix B.1.2): half of the patch embeddings are corrupted, and the network says what
+colours were there.
+
+    pixels -> targets of every patch          images -> patch embeddings -> corrupted -> encoder -> predictions
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor, nn
+
+from vitral.errors import ConfigError
+from vitral.model.config import ViTConfig
+from vitral.model.initialise import Linear
+from vitral.model.packing import arrange
+from vitral.model.vit import ViT
+from vitral.train.masking import Masking
+
+LEVELS = 8
+"""Of each channel: 3 bits."""
+SMALL = 4
+"""Side of the downsized patch."""
+
+
+class Corruption(NamedTuple):
+    """What happens to the patch embeddings of a batch."""
+
+    chosen: Bool[Tensor, "B N"]
+    """Which are corrupted, and so asked about; some of them keep their embedding."""
+    masked: Bool[Tensor, "B N"]
+    source: Int[Tensor, "B N"]
+    """The patch whose embedding each one gets: itself, unless it was swapped."""
+
+    def part(self, share: slice) -> "Corruption":
+        return Corruption(self.chosen[share], self.masked[share], self.source[share])
+
+    def to(self, device: torch.device) -> "Corruption":
+        return Corruption(self.chosen.to(device), self.masked.to(device), self.source.to(device))
+
+
+def draw_corruption(images: int, patches: int, how: Masking, generator: torch.Generator) -> Corruption:
+    """The same number of patches in every picture, anywhere; swapped ones get another patch of their picture."""
+    number = max(1, round(how.ratio * patches))
+    order = torch.rand(images, patches, generator=generator).argsort(dim=1)
+    chosen = torch.zeros(images, patches, dtype=torch.bool).scatter(1, order[:, :number], True)
+    kind = torch.rand(images, patches, generator=generator)
+    further = torch.randint(1, max(2, patches), (images, patches), generator=generator)
+    swapped = chosen & (kind >= how.masked) & (kind < how.masked + how.swapped)
+    own = torch.arange(patches).expand(images, -1)
+    return Corruption(chosen, chosen & (kind < how.masked), torch.where(swapped, (own + further) % patches, own))
+
+
+class MaskedPatches(nn.Module):
+    """The mask embedding and the head that only this objective needs."""
+
+    def __init__(self, config: ViTConfig, how: Masking):
+        super().__init__()
+        if config.channels > 3 and how.target != "pixels":
+            raise ConfigError(
+                f"masking.target={how.target!r} is about colours, and these pictures have {config.channels} bands.",
+                hint="Use masking.target=pixels.",
+            )
+        self.how, self.channels = how, config.channels
+        rows, columns = config.grid(*config.image_hw)
+        self.cell = config.image_hw[0] // rows, config.image_hw[1] // columns
+        if how.target == "small-patch" and min(self.cell) < SMALL:
+            raise ConfigError(
+                f"masking.target='small-patch' makes {SMALL} x {SMALL} parts of a patch, and patches here have "
+                f"{self.cell[0]} x {self.cell[1]} pixels.",
+                hint="Use masking.target=mean-colour.",
+            )
+        colours = LEVELS**config.channels
+        outputs = {
+            "mean-colour": colours,
+            "small-patch": SMALL**2 * colours,
+            "pixels": config.channels * self.cell[0] * self.cell[1],
+        }[how.target]
+        self.mask = nn.Parameter(torch.zeros(config.width))
+        self.head = Linear(config.width, outputs, weight=nn.init.zeros_)
+        nn.init.normal_(self.mask, std=0.02)
+
+    def predict(self, model: ViT, images: Float[Tensor, "B C H W"], corruption: Corruption) -> Float[Tensor, "B N _"]:
+        """What the network says about every patch."""
+        (stack,), packing = arrange(images, model.config, weight=model.patches.project.weight)
+        x = model.patches(stack)
+        x = x.gather(1, corruption.source[..., None].expand_as(x))
+        x = torch.where(corruption.masked[..., None], self.mask.to(x.dtype), x)
+        x = model.dropout(model.add_positions(model.prepend_extras(x), packing, block=0))
+        x, _ = model.encode(x, packing)
+        return self.head(x[:, model.config.extra_tokens :])
+
+    def cut(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N C h w"]:
+        """The pixels of every patch, in reading order."""
+        height, width = self.cell
+        x = images.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, C, rows, height, columns, width)
+        return x.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+
+    def targets(self, pixels: UInt8[Tensor, "B C H W"], images: Float[Tensor, "B C H W"]) -> Tensor:
+        """mean-colour: (B, N) classes; small-patch: (B, N, 16) classes; pixels: (B, N, C * h * w) normalised values."""
+        if self.how.target == "pixels":
+            return self.cut(images).flatten(2)
+        patches = self.cut(pixels.float() / 255)
+        if self.how.target == "mean-colour":
+            return quantise(patches.mean(dim=(3, 4)))
+        small = F.adaptive_avg_pool2d(patches.flatten(0, 1), SMALL).unflatten(0, patches.shape[:2])
+        return quantise(small.flatten(3).mT)  # (B, N, C, 16) -> (B, N, 16, C)
+
+    def loss(self, predictions: Tensor, targets: Tensor, chosen: Bool[Tensor, "B N"]) -> Tensor:
+        """Mean over the corrupted patches."""
+        asked, truth = predictions[chosen].float(), targets[chosen]
+        if self.how.target == "pixels":
+            return F.mse_loss(asked, truth)
+        return F.cross_entropy(self.by_colour(asked).flatten(0, -2), truth.flatten())
+
+    def right(self, predictions: Tensor, targets: Tensor, chosen: Bool[Tensor, "B N"]) -> Tensor:
+        """Of the colours of the corrupted patches, which were found; of pixels none is right or wrong."""
+        if self.how.target == "pixels":
+            return torch.zeros(0)
+        return (self.by_colour(predictions[chosen]).argmax(-1) == targets[chosen]).flatten()
+
+    def by_colour(self, asked: Float[Tensor, "M _"]) -> Tensor:
+        """(M, 512), or (M, 16, 512) for the parts of a small patch."""
+        return asked if self.how.target == "mean-colour" else asked.unflatten(1, (SMALL**2, -1))
+
+
+def quantise(colours: Float[Tensor, "... C"]) -> Int[Tensor, "..."]:
+    """Values from 0 to 1 -> one class: 64 r + 8 g + b, each of eight equal bins."""
+    bins = (colours * LEVELS).long().clamp(0, LEVELS - 1)
+    weights = LEVELS ** torch.arange(colours.shape[-1] - 1, -1, -1, device=colours.device)
+    return (bins * weights).sum(-1)
+
+
+def colour_of(classes: Int[Tensor, "..."], channels: int) -> Float[Tensor, "... C"]:
+    """The middle of the bins of a class, from 0 to 1."""
+    weights = LEVELS ** torch.arange(channels - 1, -1, -1, device=classes.device)
+    return (classes[..., None] // weights % LEVELS + 0.5) / LEVELS

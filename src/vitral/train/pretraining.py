@@ -1,0 +1,115 @@
+"""Training without labels: the same loop with masked patch prediction in place of classes."""
+
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vitral.data.loader import Batch, Loader, Pictures
+from vitral.errors import DataError
+from vitral.measure.metrics import Scores
+from vitral.model.network import Network
+from vitral.model.vit import ViT
+from vitral.train.ending import evenly, write_results
+from vitral.train.events import Event, Finished, Measuring
+from vitral.train.filled_in import MOST, Painter
+from vitral.train.loop import Training
+from vitral.train.objectives import FillIn, Prepared
+from vitral.weights.files import written_aside
+from vitral.weights.load import load
+
+_MEASURING = 2**31
+"""Steps whose corruption is that of measuring, and always the same."""
+
+
+class Pretraining(Training):
+    objective: FillIn
+
+    def check_data(self) -> None:
+        """Labels are not needed, and not looked at."""
+
+    def make_objective(self, model: Network) -> FillIn:
+        return FillIn(self.preprocess, self.config, model)
+
+    @property
+    def classes(self) -> int:
+        return 0
+
+    def measure_before(self) -> Iterator[Event]:
+        """There are no classes that features could be measured by."""
+        return iter(())
+
+    def score(self) -> Generator[Event, None, Scores]:
+        return self.fill_in(self.selection, "selection")
+
+    def fill_in(self, loader: Loader, what: str) -> Generator[Event, None, Scores]:
+        """The loss, and the part of the hidden colours that were found; what is hidden stays the same."""
+        losses, right, images = 0.0, [], 0
+        for batch, prepared, answers in self.answers(loader):
+            assert prepared.corruption is not None
+            everything = slice(0, len(prepared))
+            losses += self.objective.loss(answers, prepared, everything).item() * len(prepared)
+            right.append(
+                self.objective.extra.right(answers, prepared.targets, prepared.corruption.chosen).float().cpu()
+            )
+            images += len(prepared)
+            self.unreadable.take(((loader.pictures.items[i].key, why) for i, why in batch.bad), self.folder)
+            yield Measuring(what=what, done=images, total=len(loader.pictures))
+        if not images:
+            raise DataError(f"None of the {len(loader.pictures)} pictures can be read.")
+        found = torch.cat(right)
+        share = found.mean().item() if len(found) else 0.0
+        return Scores(images=images, loss=losses / images, top1=share, top5=share)
+
+    @torch.inference_mode()
+    def answers(self, loader: Loader) -> Iterator[tuple[Batch, Prepared, Tensor]]:
+        self.learner.model.eval()
+        for number, batch in enumerate(loader.epoch()):
+            if len(batch.items):
+                prepared = self.objective.prepare(batch, _MEASURING + number)
+                with self.learner.precision():
+                    answers = self.objective.answer(self.learner.model, prepared, slice(0, len(prepared)))
+                yield batch, prepared, answers.float()
+
+    def finish(self) -> Iterator[Event]:
+        if self.best.step:
+            self.take_model(load(self.folder.model).model)
+        found = yield from self.fill_in(self.held_out, "held out")
+        yield from self.tell_unreadable()
+        held: dict[str, Any] = {**found.as_dict(), "target": self.config.masking.target}
+        write_results(
+            self.folder,
+            held,
+            config=self.config,
+            data=self.data,
+            splits=self.splits,
+            facts={**self.facts_of_the_end(), "objective": self.config.objective},
+            decisions=self.decisions,
+            baseline=None,
+        )
+        self.draw_filled_in()
+        yield Finished(folder=self.folder.folder, held_out=held, best_step=self.best.step, train_seconds=self.seconds)
+
+    def save_best(self) -> None:
+        """With the mask and the head beside it, which the network itself leaves behind."""
+        super().save_best()
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in self.objective.extra.state_dict().items()}
+        with written_aside(self.folder.masking) as aside:
+            save_file(tensors, aside)
+
+    def take_model(self, model: Network) -> None:
+        super().take_model(model)
+        assert isinstance(self.learner.model, ViT)
+        self.objective.model = self.learner.model
+        self.objective.extra.load_state_dict(load_file(self.folder.masking))
+
+    def draw_filled_in(self) -> None:
+        painter = Painter(self.objective.extra, self.preprocess, self.objective.patches)
+        shown = Pictures(evenly(self.splits.held_out, MOST), self.preprocess)
+        loader = Loader(pictures=shown, batch_size=MOST, classes=max(1, len(self.data.classes)))
+        for _, prepared, answers in self.answers(loader):
+            assert prepared.corruption is not None
+            sheet = painter.sheet(prepared.images, prepared.corruption, answers, prepared.targets)
+            sheet.save(self.folder.plots / "masked.png")

@@ -1,0 +1,58 @@
+"""Label maps and ReaL's lists: read as they are meant, or refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vitral import DataError
+from vitral.data.items import InFile, Item
+from vitral.measure.truth import read_label_map, read_real, renumber
+
+LABELS = ("tabby", "hound")
+CLASSES = ("cat", "dog")
+
+
+def numbers(path: Path, classes: tuple[str, ...] = CLASSES) -> list[object]:
+    items = [Item(f"{name}.png", number, InFile("x.png")) for number, name in enumerate(classes)]
+    return [item.label for item in renumber(items, classes, LABELS, has_names=True, label_map=path)]
+
+
+def test_names_that_the_model_does_not_know_are_never_an_order(tmp_path: Path) -> None:
+    (tmp_path / "map.csv").write_text("dog,Hund\ncat,Katze\n")
+    with pytest.raises(DataError, match=r"'Hund' is none of the model's 2 labels \(tabby, hound\)"):
+        numbers(tmp_path / "map.csv")
+    (tmp_path / "synsets.txt").write_text("n02 a cat\nn01 a dog\n")  # ImageNet's list is in the model's order
+    assert numbers(tmp_path / "synsets.txt", ("n01", "n02")) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("map.csv", "cat,tabby\ndog,hound\ncat,hound\n"), ("map.json", '["cat", "cat"]')]
+)
+def test_a_class_has_one_label(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match="the class 'cat' is 'tabby' in one line"):
+        numbers(tmp_path / name)
+    (tmp_path / "twice.csv").write_text("cat,tabby\ndog,hound\ncat,tabby\n")
+    assert numbers(tmp_path / "twice.csv") == [0, 1]
+
+
+def test_true_is_no_label(tmp_path: Path) -> None:
+    (tmp_path / "map.json").write_text('{"cat": true, "dog": false}')
+    with pytest.raises(DataError, match="from class to label"):
+        read_label_map(tmp_path / "map.json")
+
+
+def test_the_mark_that_excel_begins_with(tmp_path: Path) -> None:
+    (tmp_path / "map.csv").write_text("cat,tabby\ndog,hound\n", encoding="utf-8-sig")
+    assert numbers(tmp_path / "map.csv") == [0, 1]
+    (tmp_path / "map.json").write_text('{"cat": 0, "dog": 1}', encoding="utf-8-sig")
+    assert numbers(tmp_path / "map.json") == [0, 1]
+
+
+def test_no_true_label_for_any_picture(tmp_path: Path) -> None:
+    (tmp_path / "real.json").write_text(json.dumps({"a.png": [], "b.png": []}))
+    with pytest.raises(DataError, match="no label for any of the 2 pictures"):
+        read_real(tmp_path / "real.json", ["a.png", "b.png"], 2)
+    (tmp_path / "real.json").write_text(json.dumps({"a.png": [], "b.png": [1]}))
+    assert read_real(tmp_path / "real.json", ["a.png", "b.png"], 2) == [(), (1,)]

@@ -1,0 +1,208 @@
+"""VTAB-1k: the table of tasks, their labels and splits, and the whole suite on stand-ins in every form."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitral
+from tests.cli.typed import typed as run
+from vitral.errors import DataError
+from vitral.suites.vtab import GROUPS, TASKS, find_task, open_task
+
+pa = pytest.importorskip("pyarrow")
+
+
+def test_the_table_of_tasks() -> None:
+    assert len(TASKS) == 19
+    assert [sum(task.group == group for task in TASKS.values()) for group in GROUPS] == [7, 4, 8]
+    means = [sum(task.papers[column] for task in TASKS.values()) / 19 for column in range(3)]
+    assert means == pytest.approx([77.6, 76.3, 72.7], abs=0.06)  # the last column of table 9
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "expected"),
+    [
+        ("clevr-count", ["3", "10"], [0, 7]),
+        ("clevr-distance", ["0.5", "7.9", "8", "8.6", "9.4", "9.9", "42"], [0, 0, 1, 2, 3, 4, 5]),
+        ("kitti-distance", ["-3", "7.9", "8", "19", "20", "500", "none", "1000"], [0, 0, 1, 1, 2, 2, 3, 3]),
+        ("dsprites-location", ["0", "1", "2", "31"], [0, 0, 1, 15]),
+        ("dsprites-orientation", ["0", "2", "3", "39"], [0, 0, 1, 15]),
+    ],
+)
+def test_raw_labels_fall_into_the_bins_of_the_reference(name: str, raw: list[str], expected: list[int]) -> None:
+    from vitral.suites.vtab import _class_of
+
+    assert [_class_of(label, TASKS[name]) for label in raw] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "label"), [("clevr-count", "2"), ("clevr-distance", "100"), ("kitti-distance", "car")]
+)
+def test_raw_labels_that_cannot_be(name: str, label: str) -> None:
+    from vitral.suites.vtab import _class_of
+
+    with pytest.raises(DataError, match=label):
+        _class_of(label, TASKS[name])
+
+
+# ---- stand-ins ----
+
+
+def picture(number: int, kind: int, kinds: int) -> bytes:
+    """The brightness says which kind it is."""
+    random = np.random.default_rng(number)
+    pixels = np.clip(255 * kind / max(1, kinds - 1) + random.normal(0, 4, (16, 16, 3)), 0, 255).astype(np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+RAW = {
+    "clevr-count": [str(n) for n in range(3, 11)],
+    "clevr-distance": ["4.0", "8.25", "8.75", "9.25", "9.75", "20.0"],
+    "dsprites-location": [str(2 * n) for n in range(16)],
+    "dsprites-orientation": [str(n) for n in (0, 3, 5, 8, 10, 13, 15, 18, 20, 23, 25, 28, 30, 33, 35, 38)],
+    "kitti-distance": ["5.0", "12.0", "80.0", "none"],
+}
+
+
+def labels_of(name: str) -> list[str]:
+    return RAW.get(name) or [f"c{n:03d}" for n in range(TASKS[name].classes)]
+
+
+def write_folders(path: Path, rows: list[tuple[str, str, bytes]]) -> None:
+    for number, (split, label, content) in enumerate(rows):
+        (path / split / label).mkdir(parents=True, exist_ok=True)
+        (path / split / label / f"{number:05d}.png").write_bytes(content)
+
+
+def write_table(path: Path, rows: list[tuple[str, str, bytes]]) -> None:
+    import pyarrow.parquet as pq
+
+    table = {
+        "image": [{"bytes": content, "path": None} for _, _, content in rows],
+        "label": [label for _, label, _ in rows],
+        "split": [split for split, _, _ in rows],
+    }
+    pq.write_table(pa.table(table), path.with_suffix(".parquet"))
+
+
+def write_shards(path: Path, rows: list[tuple[str, str, bytes]]) -> None:
+    path.mkdir(parents=True)
+    classes = sorted({label for _, label, _ in rows})
+    (path / "classes.txt").write_text("\n".join(classes) + "\n")
+    for split in {split for split, _, _ in rows}:
+        with tarfile.open(path / f"{split}-000.tar", "w") as shard:
+            for number, (_, label, content) in enumerate(row for row in rows if row[0] == split):
+                for ending, data in (("png", content), ("cls", str(classes.index(label)).encode())):
+                    member = tarfile.TarInfo(f"{number:05d}.{ending}")
+                    member.size = len(data)
+                    shard.addfile(member, io.BytesIO(data))
+
+
+def stand_in(name: str, place: Path, form: Any, each: int = 3) -> None:
+    """A task with the splits that its data come with; classes in turn, as shuffled data have them."""
+    task, labels = TASKS[name], labels_of(name)
+    splits = ["train", "test"]
+    if (task.group == "specialized" and task.parts) or name.startswith("dsprites"):
+        splits = ["train"]  # these come in one piece
+    elif task.parts is None and not name.startswith("smallnorb"):
+        splits = ["train", "val", "test"]
+    rows = [
+        (split, label, picture(1000 * turn + number, number, len(labels)))
+        for split in splits
+        for turn in range(each * (3 if splits == ["train"] else 1))
+        for number, label in enumerate(labels)
+    ]
+    form(place / name, rows)
+
+
+FORMS = [write_folders, write_table, write_shards]
+
+
+def test_which_pictures_are_trained_on(tmp_path: Path) -> None:
+    stand_in("cifar100", tmp_path, write_shards, each=12)  # 1,200 to train with, 10 % of them to validate
+    data = open_task(TASKS["cifar100"], tmp_path / "cifar100")
+    assert {name: len(items) for name, items in data.splits.items()} == {"train": 920, "val": 120, "test": 1200}
+    keys = [item.key for item in data.splits["train"]]
+    stored = [f"train-000/{number:05d}" for number in (*range(800), *range(1080, 1200))]
+    assert [key.removesuffix(".png") for key in keys] == stored  # the first 800, and the first of the tail
+
+
+def test_data_in_one_piece_are_cut_as_the_reference_does(tmp_path: Path) -> None:
+    stand_in("eurosat", tmp_path, write_table, each=50)
+    data = open_task(TASKS["eurosat"], tmp_path / "eurosat.parquet")
+    assert {name: len(items) for name, items in data.splits.items()} == {"train": 1000, "val": 200, "test": 300}
+    seen = [{item.key for item in items} for items in data.splits.values()]
+    assert not seen[0] & seen[2]
+
+
+def test_folders_are_not_taken_class_by_class(tmp_path: Path) -> None:
+    stand_in("svhn", tmp_path, write_folders, each=100)
+    data = open_task(TASKS["svhn"], tmp_path / "svhn")
+    assert len(data.splits["train"]) == 900
+    assert len({item.label for item in data.splits["train"][:40]}) == 10
+
+
+def test_a_wrong_number_of_classes_is_told(tmp_path: Path) -> None:
+    write_folders(tmp_path / "pets", [("train", "cat", picture(0, 0, 2)), ("test", "cat", picture(1, 0, 2))])
+    with pytest.raises(DataError, match="1 classes, and pets has 37"):
+        open_task(TASKS["pets"], tmp_path / "pets")
+
+
+def test_the_whole_suite_on_stand_ins(tmp_path: Path) -> None:
+    """All 19 tasks, each in one of the three forms, a few steps each."""
+    for number, name in enumerate(TASKS):
+        stand_in(name, tmp_path / "vtab", FORMS[number % 3])
+        assert find_task(name, tmp_path / "vtab") is not None
+    model = vitral.create("vit-pico8", image_size=16, width=24, heads=3, depth=1, mlp_width=48)
+    vitral.save(model, tmp_path / "model.safetensors")
+    words = ["--suite", "vtab-1k", "--steps", "1", "--image-size", "16", "--format", "json"]
+    done = run("evaluate", str(tmp_path / "model.safetensors"), str(tmp_path / "vtab"), *words)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [task["task"] for task in told["tasks"]] == list(TASKS)
+    assert told["is_whole"]
+    assert not told["failed"]
+    assert not told["missing"]
+    assert told["mean"] == pytest.approx(np.mean([task["top1"] for task in told["tasks"]]))
+    assert told["changed"] == {"steps": 1, "image_size": [16, 16]}
+
+
+def test_what_is_missing_is_said_and_the_rest_reported(tmp_path: Path) -> None:
+    stand_in("camelyon", tmp_path, write_folders, each=20)
+    write_folders(tmp_path / "pets", [("train", "cat", picture(0, 0, 2)), ("test", "cat", picture(1, 0, 2))])
+    model = vitral.create("vit-pico8", image_size=16, width=24, heads=3, depth=1, mlp_width=48)
+    vitral.save(model, tmp_path / "model.safetensors")
+    words = ["--suite", "vtab-1k", "--steps", "20", "--image-size", "16"]
+    done = run("evaluate", str(tmp_path / "model.safetensors"), str(tmp_path), *words)
+    assert done.returncode == 3  # one task could not be used
+    assert "camelyon" in done.stdout
+    assert "83.3" in done.stdout  # the paper's H/14
+    assert "not measured: pets" in done.stdout
+    assert "not there: caltech101" in done.stdout
+    assert "not the paper's protocol: steps=20" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("{m} --suite vtab-1k", "needs the place"),
+        ("{m} {d} --suite vtab-1k", "holds none of the tasks"),
+        ("{m} {d}/nothing --suite vtab-1k", "There is no folder"),
+        ("{m} {d} --suite vtab-1k --knn 3", "does not go with --suite"),
+        ("{m} {d} --steps 3", "there is no --suite"),
+    ],
+)
+def test_wrong_use(words: str, reason: str, tmp_path: Path) -> None:
+    vitral.save(vitral.create("vit-pico8"), tmp_path / "m.safetensors")
+    (tmp_path / "empty").mkdir()
+    done = run("evaluate", *words.format(m=tmp_path / "m.safetensors", d=tmp_path / "empty").split())
+    assert done.returncode == 2
+    assert reason in done.stderr

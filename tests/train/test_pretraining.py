@@ -1,0 +1,118 @@
+"""Runs without labels: from pictures to an ordinary checkpoint."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import vitral
+from vitral.errors import ConfigError
+from vitral.train.begin import train
+from vitral.train.events import Finished, Stepped
+from vitral.train.loop import Training
+
+TINY: dict[str, Any] = dict(
+    objective="masked-patches",
+    model="vit-pico7",
+    network=dict(width=48, depth=2, heads=3),
+    batch_size=64,
+    steps=24,
+    device="cpu",
+    recipe="none",
+    optim=dict(name="adamw", lr=3e-3),
+)
+
+
+def last(events: list[Any], kind: type) -> Any:
+    return next(event for event in reversed(events) if isinstance(event, kind))
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    folder = tmp_path_factory.mktemp("pretrained") / "run"
+    return folder, list(train("builtin:digits", out=folder, **TINY))
+
+
+def test_it_learns_and_leaves_an_ordinary_checkpoint(pretrained: tuple[Path, list[Any]]) -> None:
+    folder, events = pretrained
+    losses = [event.loss for event in events if isinstance(event, Stepped)]
+    assert losses[0] == pytest.approx(torch.tensor(8.0).log().item(), abs=0.05)  # grey: eight classes, all alike
+    assert sum(losses[-5:]) / 5 < 0.75 * losses[0]
+    checkpoint = vitral.load(folder / "model.safetensors")
+    assert checkpoint.model.config.num_classes == 0
+    assert checkpoint.labels is None
+    features = vitral.evaluate(folder / "model.safetensors", "builtin:digits", knn=5)
+    assert features.scores.top1 > 0.3  # chance is 0.1
+    told = json.loads((folder / "report.json").read_text())
+    assert told["objective"] == "masked-patches"
+    assert told["held_out"]["images"] == 1000
+    assert told["held_out"]["loss"] == pytest.approx(last(events, Finished).held_out["loss"])
+    vitral.write_report(folder)
+    assert "hidden colours found" in (folder / "report.html").read_text()
+    assert "fine-tuned" in (folder / "card.md").read_text()
+    with Image.open(folder / "plots" / "masked.png") as sheet:
+        assert sheet.size == (4 * 102 + 6, 8 * 102 + 6)
+
+
+def test_it_can_be_fine_tuned(pretrained: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    start = str(pretrained[0] / "model.safetensors")
+    settings: dict[str, Any] = dict(steps=60, batch_size=64, recipe="none", optim=dict(lr=2e-3, layer_decay=1.0))
+    settings |= dict(tune=dict(what="all"), network=dict(pool="mean"))
+    events = list(train("builtin:digits", from_weights=start, out=tmp_path / "run", **settings))
+    assert last(events, Finished).held_out["top1"] > 0.2  # chance is 0.1
+
+
+@pytest.mark.parametrize("target", ["small-patch", "pixels"])
+def test_other_targets(target: str, tmp_path: Path) -> None:
+    settings = {**TINY, "steps": 10, "masking": dict(target=target, ratio=0.25)}
+    events = list(train("builtin:digits", out=tmp_path / "run", **settings))
+    losses = [event.loss for event in events if isinstance(event, Stepped)]
+    assert losses[-1] < losses[0]
+    held = last(events, Finished).held_out
+    assert held["target"] == target
+    vitral.write_report(tmp_path / "run")
+
+
+@pytest.mark.parametrize("stop", [1, 10])
+def test_a_run_that_is_left_and_resumed_is_the_same_run(tmp_path: Path, stop: int) -> None:
+    settings = {**TINY, "steps": 16, "ema": 0.9, "augment": dict(shift=0.1), "optim": dict(name="muon", lr=2e-3)}
+    list(train("builtin:digits", out=tmp_path / "whole", **settings))
+    training = None
+    events = train("builtin:digits", out=tmp_path / "parts", **settings)
+    for event in events:
+        if isinstance(event, Stepped) and event.step == stop:
+            frame: Any = events
+            while not isinstance(training, Training):
+                training = frame.gi_frame.f_locals.get("self")
+                frame = frame.gi_yieldfrom
+            training.signals.caught = 15
+    list(train(resume=tmp_path / "parts"))
+    for name in ("model.safetensors", "masking.safetensors"):
+        whole, parts = (load_file(tmp_path / run / name) for run in ("whole", "parts"))
+        assert whole.keys() == parts.keys()
+        assert all(torch.equal(whole[key], parts[key]) for key in whole), name
+
+
+def test_micro_batches_add_up(tmp_path: Path) -> None:
+    losses = {}
+    for parts in (1, 4):
+        events = train("builtin:digits", out=tmp_path / str(parts), **{**TINY, "steps": 3, "accumulate": parts})
+        losses[parts] = [event.loss for event in events if isinstance(event, Stepped)]
+    assert losses[1] == pytest.approx(losses[4], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (dict(model="bit-r26x1", network={}), "a BiT has none"),
+        (dict(mix=dict(mixup=0.2)), "does not mix"),
+        (dict(resize="native"), "one size"),
+    ],
+)
+def test_what_does_not_go_together(change: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        list(train("builtin:digits", out=tmp_path / "run", **{**TINY, **change}))
