@@ -1,9 +1,12 @@
 """Runs without labels: from pictures to an ordinary checkpoint."""
 
+import io
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -116,3 +119,55 @@ def test_micro_batches_add_up(tmp_path: Path) -> None:
 def test_what_does_not_go_together(change: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=reason):
         list(train("builtin:digits", out=tmp_path / "run", **{**TINY, **change}))
+
+
+@pytest.mark.parametrize("form", ["folder", "splits", "csv", "parquet", "shards"])
+def test_pictures_without_labels(form: str, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    contents = [png(number) for number in range(40)]
+    if form in ("folder", "splits", "csv"):
+        for number, content in enumerate(contents):
+            place = data / ("train" if number % 4 else "test") if form == "splits" else data
+            place.mkdir(exist_ok=True)
+            (place / f"{number:02d}.png").write_bytes(content)
+    if form == "csv":
+        (data / "list.csv").write_text("image\n" + "".join(f"{number:02d}.png\n" for number in range(40)))
+        data = data / "list.csv"
+    if form == "parquet":
+        pa, pq = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
+        data = data / "list.parquet"
+        pq.write_table(pa.table({"image": [{"bytes": content, "path": None} for content in contents]}), data)
+    if form == "shards":
+        with tarfile.open(data / "train-000.tar", "w") as shard:
+            for number, content in enumerate(contents):
+                member = tarfile.TarInfo(f"{number:02d}.png")
+                member.size = len(content)
+                shard.addfile(member, io.BytesIO(content))
+    settings = {**TINY, "steps": 2, "batch_size": 8, "image_size": 28}
+    events = list(train(data, out=tmp_path / "run", **settings))
+    finished = last(events, Finished)
+    assert finished.held_out["images"] >= 5
+    if form == "splits":
+        assert finished.held_out["images"] == 10
+    vitral.write_report(tmp_path / "run")
+    assert "No labels were used" in (tmp_path / "run" / "report.html").read_text()
+    list(train(resume=tmp_path / "run"))  # finished, and says so
+
+
+def png(number: int) -> bytes:
+    stream = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 256, (28, 28, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def test_labels_are_left_aside(tmp_path: Path) -> None:
+    from vitral.data.sources import open_data
+
+    data = open_data("builtin:digits", labelled=False)
+    assert data.classes == ()
+    assert {item.label for item in data.splits["train"]} == {-1}
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(vitral.DataError, match="holds no pictures"):
+        open_data(tmp_path / "empty", labelled=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitral.data.decode import SUFFIXES
-from vitral.data.items import SPLITS, Dataset, InFile, Item, as_text, natural_order
+from vitral.data.items import NO_LABEL, SPLITS, Dataset, InFile, Item, as_text, natural_order
 from vitral.errors import DataError
 
 
@@ -47,6 +47,25 @@ def open_folder(folder: Path) -> Dataset:
     if empty := [name for name in classes if "train" in found and not found["train"].get(name)]:
         notes.append(f"No training picture: {', '.join(empty[:10])}.")
     return Dataset(name=as_text(folder.resolve().name), classes=classes, splits=items, notes=tuple(notes))
+
+
+def open_pictures(folder: Path) -> Dataset:
+    """All pictures below a folder, whatever the folders in between say; only splits are minded."""
+    below = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
+    homes = {entry: SPLITS[entry.name.lower()] for entry in below if entry.name.lower() in SPLITS}
+    if "train" not in homes.values():
+        homes = {folder: "train"}
+    aside = Aside()
+    found: dict[str, list[Item]] = {}
+    for home, split in homes.items():
+        items = (Item(_key(path, folder), NO_LABEL, InFile(str(path))) for path in pictures_below(home, aside))
+        found.setdefault(split, []).extend(items)
+    if not any(found.values()):
+        seen = f", but {aside.counted()}" if aside.endings else ""
+        raise DataError(f"{folder} holds no pictures{seen}.", hint=f"Pictures end in {', '.join(SUFFIXES)}.")
+    notes = (f"Not taken, as these are no pictures that can be read: {aside.counted()}.",) if aside.endings else ()
+    splits = {split: tuple(items) for split, items in found.items()}
+    return Dataset(name=as_text(folder.resolve().name), classes=(), splits=splits, notes=notes)
 
 
 def _key(path: Path, folder: Path) -> str:

@@ -37,6 +37,10 @@ class Source(Protocol):
     def read(self) -> bytes | Pixels: ...
 
 
+NO_LABEL = -1
+"""Of a picture that is only looked at."""
+
+
 @dataclass(frozen=True, slots=True)
 class InFile:
     path: str
@@ -136,8 +140,6 @@ class Dataset:
     splits: dict[str, tuple[Item, ...]]
     """train, and val or test where there are any."""
     multi_label: bool = False
-    channels: int = 3
-    """What the pictures have by nature: 1 for the built-in digits."""
     notes: tuple[str, ...] = ()
     """What was noticed while looking for pictures."""
     skipped: dict[str, str] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 
 from vitral.data.decode import SUFFIXES
-from vitral.data.items import Dataset, InTar, Item, as_text, counted_reasons
+from vitral.data.items import NO_LABEL, Dataset, InTar, Item, as_text, counted_reasons
 from vitral.errors import DataError
 
 _LARGEST_LABEL = 64 * 1024
@@ -47,7 +47,7 @@ def expand_braces(pattern: str) -> list[Path]:
     return paths
 
 
-def open_shards(paths: Iterable[Path], folder: Path | None = None) -> Dataset:
+def open_shards(paths: Iterable[Path], folder: Path | None = None, *, labelled: bool = True) -> Dataset:
     """All shards of a dataset; in a folder their names begin with the split."""
     found: dict[str, list[tuple[str, Label, InTar]]] = {}
     skipped: dict[str, str] = {}
@@ -55,16 +55,17 @@ def open_shards(paths: Iterable[Path], folder: Path | None = None) -> Dataset:
     paths = list(paths)
     for path in paths:
         split = next((name for name in ("train", "val", "test") if folder and path.name.startswith(name)), "train")
-        found.setdefault(split, []).extend(_read_index(path, skipped, notes))
+        found.setdefault(split, []).extend(_read_index(path, skipped, notes, labelled))
     home = paths[0].parent
-    classes = _classes(home, {label for rows in found.values() for _, label, _ in rows})
+    classes = () if not labelled else _classes(home, {label for rows in found.values() for _, label, _ in rows})
     numbers = {name: index for index, name in enumerate(classes)}
     splits: dict[str, tuple[Item, ...]] = {}
     for split, rows in found.items():
         items = []
         for key, label, source in rows:
             number = numbers.get(label, -1) if isinstance(label, str) else label
-            if all(0 <= part < len(classes) for part in (number if isinstance(number, tuple) else [number])):
+            parts = number if isinstance(number, tuple) else [number]
+            if not labelled or all(0 <= part < len(classes) for part in parts):
                 items.append(Item(key, number, source))
             else:
                 skipped[key] = f"label {label!r} is none of the {len(classes)} classes"
@@ -146,7 +147,9 @@ class _Index:
         self.skipped[as_text(f"{self.path.stem}/{member.name[:100]}")] = reason
 
 
-def _read_index(path: Path, skipped: dict[str, str], notes: list[str]) -> list[tuple[str, Label, InTar]]:
+def _read_index(
+    path: Path, skipped: dict[str, str], notes: list[str], labelled: bool
+) -> list[tuple[str, Label, InTar]]:
     index = _Index(path, skipped)
     try:
         with tarfile.open(path, "r:") as shard:
@@ -160,6 +163,8 @@ def _read_index(path: Path, skipped: dict[str, str], notes: list[str]) -> list[t
             raise DataError(f"{path} is no tar shard: {error}.") from error
         notes.append(f"{as_text(path.name)} is cut off; the {len(index.pictures)} pictures before that are used.")
     keys = {key: as_text(f"{path.stem}/{key}") for key in index.pictures}
+    if not labelled:
+        return [(keys[key], NO_LABEL, source) for key, source in index.pictures.items()]
     skipped |= {keys[key]: "no usable label beside it" for key in index.pictures.keys() - index.labels.keys()}
     return [(keys[key], index.labels[key], source) for key, source in index.pictures.items() if key in index.labels]
 

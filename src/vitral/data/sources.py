@@ -11,10 +11,11 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
-from vitral.data.folders import open_folder
-from vitral.data.items import Dataset, InDigits, InFile, Item, digits
+from vitral.data.folders import open_folder, open_pictures
+from vitral.data.items import NO_LABEL, Dataset, InDigits, InFile, Item, digits
 from vitral.data.limits import BadPicture
 from vitral.errors import DataError
 
@@ -22,9 +23,17 @@ HELD_OUT = 0.2
 """The part of each class that is held out where the data have no split of their own."""
 
 
-def open_data(data: str | Path) -> Dataset:
-    """A dataset by its name or path; DataError says what is wrong with it."""
-    words = str(data)
+def open_data(data: str | Path, *, labelled: bool = True) -> Dataset:
+    """A dataset by its name or path; DataError says what is wrong with it. Where it need not be ``labelled``, labels
+    are left aside, and there are no classes."""
+    found = _open(str(data), labelled)
+    if labelled:
+        return found
+    splits = {split: tuple(replace(item, label=NO_LABEL) for item in items) for split, items in found.splits.items()}
+    return replace(found, classes=(), splits=splits, multi_label=False)
+
+
+def _open(words: str, labelled: bool) -> Dataset:
     if words.startswith("builtin:"):
         return open_builtin(words.removeprefix("builtin:"))
     if words.startswith("hf:"):
@@ -35,13 +44,13 @@ def open_data(data: str | Path) -> Dataset:
 
     path = Path(os.path.expanduser(words))
     if path.suffix.lower() == ".tar" and path.is_file():
-        return open_shards([path])
+        return open_shards([path], labelled=labelled)
     if not path.exists() and ("{" in words or words.endswith(".tar")):
-        return open_shards(expand_braces(words))
+        return open_shards(expand_braces(words), labelled=labelled)
     if path.suffix.lower() in (".csv", ".tsv", ".parquet"):
         from vitral.data.tables import open_table
 
-        return open_table(path)
+        return open_table(path, labelled=labelled)
     if not path.is_dir():
         raise DataError(
             f"There is no folder {path}." if not path.exists() else f"{path} is no folder, table or tar shard.",
@@ -49,8 +58,8 @@ def open_data(data: str | Path) -> Dataset:
             "builtin:digits.",
         )
     if shards := sorted(shard for shard in path.glob("*.tar") if shard.is_file()):
-        return open_shards(shards, folder=path)
-    return open_folder(path)
+        return open_shards(shards, folder=path, labelled=labelled)
+    return open_folder(path) if labelled else open_pictures(path)
 
 
 def open_builtin(name: str) -> Dataset:
@@ -63,7 +72,7 @@ def open_builtin(name: str) -> Dataset:
         )
         for split in ("train", "test")
     }
-    return Dataset(name="digits", classes=tuple("0123456789"), splits=splits, channels=1)
+    return Dataset(name="digits", classes=tuple("0123456789"), splits=splits)
 
 
 # ---- a split where there is none ----

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitral.data.items import (
+    NO_LABEL,
     SPLITS,
     Dataset,
     InFile,
@@ -29,12 +30,12 @@ Row = tuple[str, Source | None, object, object]
 """Key, source (None where the row names no picture), label and split as they stand."""
 
 
-def open_table(path: Path) -> Dataset:
+def open_table(path: Path, *, labelled: bool = True) -> Dataset:
     if not path.is_file():
         raise DataError(f"There is no table {path}.")
     if path.suffix.lower() == ".parquet":
-        return build(as_text(path.stem), *read_parquet(path, "train"))
-    rows, notes = _read_csv(path)
+        return build(as_text(path.stem), *read_parquet(path, "train", labelled=labelled))
+    rows, notes = _read_csv(path, labelled)
     return build(as_text(path.stem), rows, None, notes)
 
 
@@ -116,7 +117,7 @@ def _find(columns: Sequence[str], known: Sequence[str], what: str, path: Path, n
     return None
 
 
-def _read_csv(path: Path) -> tuple[list[Row], list[str]]:
+def _read_csv(path: Path, labelled: bool) -> tuple[list[Row], list[str]]:
     """The rows, and how their labels were understood where that is not written in the manual."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -126,16 +127,16 @@ def _read_csv(path: Path) -> tuple[list[Row], list[str]]:
     delimiter = max(",;\t", key=first.count)
     reader = csv.DictReader(io.StringIO(text), delimiter=delimiter, strict=True)
     columns = [column for column in _columns(reader, path) if column]
-    picture, label = _find(columns, _PICTURES, "pictures", path), _find(columns, _LABELS, "labels", path)
+    picture = _find(columns, _PICTURES, "pictures", path)
+    label = _find(columns, _LABELS, "labels", path) if labelled else None
     split = _find(columns, _SPLIT, "splits", path, needed=False)
     assert picture is not None
-    assert label is not None
     rows: list[Row] = []
     for number, line in _lines(reader, path, [name for name in (picture, label, split) if name]):
-        name, value = (line[column] for column in (picture, label))
+        name, value = line[picture], line[label] if label else NO_LABEL
         source = InFile(str(path.parent / name)) if name else None
         rows.append((name or f"line {number}", source, value, line[split] if split else "train"))
-    return _with_lists(rows) if label.strip().lower() == "labels" else (rows, [])
+    return _with_lists(rows) if label and label.strip().lower() == "labels" else (rows, [])
 
 
 def _columns(reader: "csv.DictReader[str]", path: Path) -> Sequence[str]:
@@ -177,7 +178,9 @@ def _with_lists(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
     return [(key, source, parts, split) for (key, source, _, split), parts in zip(rows, lists, strict=True)], notes
 
 
-def read_parquet(path: Path, split: str, key: str | None = None) -> tuple[list[Row], list[str] | None]:
+def read_parquet(
+    path: Path, split: str, key: str | None = None, *, labelled: bool = True
+) -> tuple[list[Row], list[str] | None]:
     """The rows of a file, and the names of its classes where it has them. A row is called ``key`` and its number."""
     parquet = import_pyarrow()
     try:
@@ -188,25 +191,26 @@ def read_parquet(path: Path, split: str, key: str | None = None) -> tuple[list[R
     if len(pictures) > 1:
         raise DataError(f"{path} has several columns of pictures: {', '.join(pictures)}.", hint="Leave one.")
     picture = pictures[0] if pictures else _find(schema.names, _PICTURES, "pictures", path)
-    label = _find(schema.names, _LABELS, "labels", path)
+    label = _find(schema.names, _LABELS, "labels", path) if labelled else None
     part = _find(schema.names, _SPLIT, "splits", path, needed=False)
     assert picture is not None
-    assert label is not None
     is_text = str(schema.field(picture).type) in ("string", "large_string")
     columns = [name for name in (label, part, picture if is_text else None) if name]
     try:
         table = parquet.read_table(path, columns=columns).to_pydict()
+        number = parquet.read_metadata(path).num_rows
     except Exception as error:  # damaged pages, or text that is no UTF-8
         raise DataError(f"The Parquet table {path} is damaged: {first_line(error)}") from error
     rows: list[Row] = []
-    for row, value in enumerate(table[label]):
+    for row in range(number):
         named = f"{key or as_text(path.stem)}/{row:06d}"
         source: Source | None = InTable(str(path), picture, row)
         if is_text:
             name = table[picture][row]
             named, source = (name, InFile(str(path.parent / name))) if name else (named, None)
+        value = table[label][row] if label else NO_LABEL
         rows.append((named, source, value, table[part][row] if part else split))
-    return rows, _class_names(schema, label)
+    return rows, _class_names(schema, label) if label else None
 
 
 def _picture_columns(schema: Any) -> list[str]:

@@ -4,8 +4,9 @@ import time
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 
-from vitral.data.items import counts
+from vitral.data.items import Dataset, counts
 from vitral.data.loader import Loader
+from vitral.data.sources import open_data
 from vitral.errors import DataError
 from vitral.measure.evaluation import Evaluation, summarise
 from vitral.measure.metrics import Scores, score
@@ -21,6 +22,9 @@ from vitral.weights.load import load
 
 
 class Classification(Training):
+    def open(self, data: str) -> Dataset:
+        return open_data(data)
+
     def check_data(self) -> None:
         if len(self.data.classes) < 2:
             raise DataError(f"{self.data.name} has one class, and telling one apart from nothing cannot be learnt.")

@@ -192,7 +192,9 @@ class Decisions:
             return
         found = [number for number in counts(self.train, len(self.data.classes)) if number]
         ratio = max(found, default=1) / min(found, default=1)
-        if ratio > 3 and not self.data.multi_label:
+        if self.config.objective != "classify":
+            self.config = replace(self.config, loss=replace(self.config.loss, class_weights="none"))
+        elif ratio > 3 and not self.data.multi_label:
             self.decide("loss.class_weights", "balanced", f"the commonest class has {ratio:.0f} times as many pictures")
         else:
             self.decide("loss.class_weights", "none", "the classes are about equally common")

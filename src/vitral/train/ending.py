@@ -4,7 +4,7 @@ import platform
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -130,7 +130,8 @@ def write_results(
         },
     )
     run.plots.mkdir(exist_ok=True)
-    contact_sheet(splits.train, data.classes).save(run.plots / "data.png")
+    shown = [item if data.classes else replace(item, label=0) for item in splits.train]
+    contact_sheet(shown, data.classes or ("pictures",)).save(run.plots / "data.png")
 
 
 def draw_mistakes(run: Run, found: Evaluation, splits: Splits) -> None:

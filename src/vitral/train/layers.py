@@ -42,7 +42,8 @@ def gather_layers(
     if recipe is None and starts_from_weights:
         recipe, made = "finetune", [Decided(name="recipe", value="finetune", reason="it starts from a checkpoint")]
     elif recipe is None:
-        opened = open_data(place)
+        says = [layer["objective"] for layer in (in_file, given) if layer.get("objective")]
+        opened = open_data(place, labelled=says[-1:] != ["masked-patches"])
         items = opened.splits.get("train", ())
         side = typical_side(items) if items else 0
         recipe = "small" if side <= SMALL else "photos"

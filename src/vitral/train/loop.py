@@ -16,7 +16,6 @@ import torch
 
 from vitral.data.items import Dataset, sample_headers
 from vitral.data.loader import Batch
-from vitral.data.sources import open_data
 from vitral.data.splits import settle_splits
 from vitral.devices import choose_device
 from vitral.errors import DataError
@@ -58,6 +57,9 @@ class Training(ABC):
     """One run, from settings to a model on disk; what is learnt is for the classes below to say."""
 
     @abstractmethod
+    def open(self, data: str) -> Dataset: ...
+
+    @abstractmethod
     def check_data(self) -> None:
         """DataError where nothing can be learnt from them."""
 
@@ -91,7 +93,7 @@ class Training(ABC):
         decided: Sequence[Decided] = (),
     ):
         self.config, self.place, self.resumed, self.decided = config, place, resumed, decided
-        self.data: Dataset = data or open_data(config.data)
+        self.data: Dataset = data or self.open(config.data)
         self.step = 0
         self.unreadable = Unreadable()
         self.best = Best()
@@ -127,7 +129,7 @@ class Training(ABC):
 
     def settle(self) -> Iterator[Event]:
         """The data, what of them is held out, and every setting that was left open."""
-        other = None if self.config.val is None else open_data(self.config.val)
+        other = None if self.config.val is None else self.open(self.config.val)
         yield from (Warned(message=note) for note in self.data.notes)
         yield from self.decided
         self.check_data()

@@ -7,7 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vitral.data.items import Dataset
 from vitral.data.loader import Batch, Loader, Pictures
+from vitral.data.sources import open_data
 from vitral.errors import DataError
 from vitral.measure.metrics import Scores
 from vitral.model.network import Network
@@ -27,8 +29,11 @@ _MEASURING = 2**31
 class Pretraining(Training):
     objective: FillIn
 
+    def open(self, data: str) -> Dataset:
+        return open_data(data, labelled=False)
+
     def check_data(self) -> None:
-        """Labels are not needed, and not looked at."""
+        """Any pictures will do."""
 
     def make_objective(self, model: Network) -> FillIn:
         return FillIn(self.preprocess, self.config, model)
