@@ -60,6 +60,8 @@ _HOME = {
     "write_report": "show.report",
 }
 __all__ = [
+    "BiT",
+    "BiTConfig",
     "Checkpoint",
     "ConfigError",
     "ConvStem",

@@ -51,7 +51,7 @@ def timm_state() -> dict[str, torch.Tensor]:
 
     model = small_model()
     content = Content(
-        dialect="timm", config=model.config, state=model.state_dict(), preprocess=vitral.Preprocess(size=(16, 16))
+        dialect="timm", network=model.config, state=model.state_dict(), preprocess=vitral.Preprocess(size=(16, 16))
     )
     return content.renamed(list(timm.rules(model.config, ahead=1)))
 
