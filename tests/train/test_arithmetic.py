@@ -17,7 +17,7 @@ from vitral.train.schedule import factor
 from vitral.train.tune import add_lora, choose_parameters, merged_state
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "rsqrt", "constant"])
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "rsqrt", "stair", "constant"])
 def test_the_learning_rate_at_every_step(schedule: Any) -> None:
     optim = Optim(lr=2.0, schedule=schedule, end_lr=0.5)
     found = [factor(optim, step, 20, 5) for step in range(20)]
@@ -28,6 +28,7 @@ def test_the_learning_rate_at_every_step(schedule: Any) -> None:
             "cosine": 0.25 + 0.75 * (1 + cos(pi * progress)) / 2,
             "linear": 0.25 + 0.75 * (1 - progress),
             "rsqrt": sqrt(5 / step),
+            "stair": 1.0 if step < 6 else 0.1 if step < 12 else 0.01 if step < 18 else 0.001,
             "constant": 1.0,
         }[schedule]
         assert found[step] == pytest.approx(expected, abs=1e-12)

@@ -42,6 +42,7 @@ BOUNDS = {
     "optim.weight_decay": _AMOUNT,
     "optim.momentum": _PART,
     "optim.betas": _PART,
+    "optim.stairs": _PART,
     "optim.eps": _RATE,
     "optim.clip": _AMOUNT,
     "optim.layer_decay": Bounds(0, 1, takes_lowest=False),

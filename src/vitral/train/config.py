@@ -43,8 +43,10 @@ class Optim:
     layer_decay: float | Auto = "auto"
     """Each layer below the head learns at this times the rate of the one above it; auto: 0.75 where all weights of a
     checkpoint are trained, else 1."""
-    schedule: Literal["cosine", "linear", "rsqrt", "constant"] = "cosine"
+    schedule: Literal["cosine", "linear", "rsqrt", "stair", "constant"] = "cosine"
     """How the learning rate goes on after the warm-up."""
+    stairs: tuple[float, float, float] = (0.3, 0.6, 0.9)
+    """For stair: the parts of all steps after which it falls to a tenth."""
     warmup_steps: int | Auto = "auto"
     """Steps in which it rises from 0; auto: 5 % of all."""
     end_lr: float = 0.0

@@ -26,7 +26,7 @@ def _as_kind(value: Any, kind: Any) -> Any:
     if get_origin(kind) is Literal:
         return value if isinstance(value, str) and value in get_args(kind) else _NO
     if get_origin(kind) is tuple:
-        return _as_pair(value, get_args(kind)[0])
+        return _as_tuple(value, get_args(kind))
     if kind is bool:
         words = {"true": True, "false": False}
         return value if isinstance(value, bool) else words.get(value, _NO) if isinstance(value, str) else _NO
@@ -41,12 +41,12 @@ def _as_kind(value: Any, kind: Any) -> Any:
     return value if isinstance(value, Mapping) else _NO
 
 
-def _as_pair(value: Any, kind: type) -> Any:
+def _as_tuple(value: Any, kinds: tuple[Any, ...]) -> Any:
     parts = value.replace("x", ",").split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple) or len(parts) != 2:
+    if not isinstance(parts, list | tuple) or len(parts) != len(kinds):
         return _NO
-    pair = tuple(_as_kind(part, kind) for part in parts)
-    return _NO if _NO in pair else pair
+    found = tuple(_as_kind(part, kind) for part, kind in zip(parts, kinds, strict=True))
+    return _NO if _NO in found else found
 
 
 def _allowed(kind: Any) -> str:
@@ -55,7 +55,7 @@ def _allowed(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(repr(part) for part in get_args(kind))
     if get_origin(kind) is tuple:
-        return "two numbers"
+        return "two numbers" if len(get_args(kind)) == 2 else "three numbers"
     if get_origin(kind) is Mapping:
         return "a table of fields"
     return {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}.get(kind, "nothing")

@@ -19,5 +19,7 @@ def factor(optim: Optim, step: int, steps: int, warmup: int) -> float:
             return end + (1 - end) * (1 - progress)
         case "rsqrt":
             return sqrt(max(1, warmup) / max(1, warmup, step))
+        case "stair":
+            return 0.1 ** sum(step >= part * steps for part in optim.stairs)
         case _:
             return 1.0
