@@ -16,7 +16,9 @@ def evaluate(
     data: str | None = None,
     /,
     *,
-    few_shot: Annotated[int | None, Parameter(help="Measure the features: ridge regression on K a class.")] = None,
+    few_shot: Annotated[
+        str | None, Parameter(help="Measure the features: ridge regression on K a class, such as 10, or 1,5,10,25.")
+    ] = None,
     knn: Annotated[int | None, Parameter(help="Measure the features: a vote of the K nearest.")] = None,
     suite: Annotated[Literal["vtab-1k"] | None, Parameter(help="Fine-tune on each of 19 tasks in DATA.")] = None,
     steps: Annotated[int | None, Parameter(help="Of each task of a suite; by default the paper's 2,500.")] = None,
@@ -29,6 +31,7 @@ def evaluate(
     precision: Annotated[str, Parameter(help="float32, bfloat16 or float16.")] = "float32",
     batch_size: Annotated[int, Parameter(help="Pictures at a time.")] = 64,
     workers: Annotated[int, Parameter(help="Processes that load pictures.")] = 0,
+    cache: Annotated[bool, Parameter(help="Keep features on the disk for the next time.")] = True,
     format: Annotated[Format, Parameter(help="human: a page; json: everything; quiet: the top-1.")] = "human",
 ) -> None:
     """How good a model is: top-1 with its interval, each class, calibration, mistakes. Exit code 3: some pictures could
@@ -54,7 +57,8 @@ def evaluate(
     events = evaluating(
         run,
         data,
-        few_shot=few_shot,
+        few_shot=parse_shots(few_shot),
+        cache=cache,
         knn=knn,
         against=against,
         temperature=temperature,
@@ -76,6 +80,15 @@ def evaluate(
         show_evaluation(told)
     if found.unreadable:
         sys.exit(3)
+
+
+def parse_shots(words: str | None) -> tuple[int, ...] | None:
+    if words is None:
+        return None
+    parts = words.split(",")
+    if not all(part.strip().isascii() and part.strip().isdigit() for part in parts):
+        raise ConfigError(f"--few-shot {words!r} must be a whole number or several, such as 10 or 1,5,10,25.")
+    return tuple(int(part) for part in parts)
 
 
 def evaluate_suite(

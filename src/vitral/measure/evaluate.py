@@ -15,6 +15,7 @@ from vitral.data.scan import Progress
 from vitral.data.sources import open_data, split_off
 from vitral.data.splits import A_FIFTH, SELECTION, own_held_out, settle_splits
 from vitral.errors import ConfigError, DataError
+from vitral.measure import feature_cache
 from vitral.measure.evaluation import Evaluation, describe_difference, of_features, summarise
 from vitral.measure.few_shot import few_shot, neighbours
 from vitral.measure.metrics import compare
@@ -31,14 +32,15 @@ def evaluate(source: str | Path | Checkpoint, data: str | Path | None = None, **
     """How good a model is on data; a run is measured on its own held-out pictures where no data are given.
 
     ``options`` are the fields of Options: few_shot, knn, against, temperature, label_map, real, device, precision,
-    batch_size, workers, image_size."""
+    batch_size, workers, image_size, cache."""
     return finished(evaluating(source, data, **options))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    few_shot: int | None = None
-    """Measure the features instead: ridge regression on so many pictures a class, three times."""
+    few_shot: int | Sequence[int] | None = None
+    """Measure the features instead: ridge regression on so many pictures a class, three times; or on several numbers
+    of them."""
     knn: int | None = None
     """Measure the features instead: a vote of so many nearest neighbours."""
     against: str | Path | Checkpoint | None = None
@@ -53,14 +55,15 @@ class Options:
     precision: str = "float32"
     batch_size: int = 64
     workers: int = 0
+    cache: bool = True
+    """Keep features on the disk for the next time."""
     image_size: int | tuple[int, int] | None = None
     """Another size than the model was trained at."""
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("workers", 0), ("few_shot", 1), ("knn", 1)):
-            value = getattr(self, name)
-            if value is None and name in ("few_shot", "knn"):
-                continue
+        asked = [("batch_size", self.batch_size, 1), ("workers", self.workers, 0)]
+        asked += [("few_shot", shots, 1) for shots in self.shots] + ([] if self.knn is None else [("knn", self.knn, 1)])
+        for name, value, least in asked:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}.")
         if self.of_features:
@@ -75,8 +78,14 @@ class Options:
                 raise DataError(f"{name}: there is no file {path}.")
 
     @property
+    def shots(self) -> tuple[int, ...]:
+        if self.few_shot is None:
+            return ()
+        return tuple(self.few_shot) if isinstance(self.few_shot, list | tuple) else (self.few_shot,)  # type: ignore[return-value]
+
+    @property
     def of_features(self) -> bool:
-        return self.few_shot is not None or self.knn is not None
+        return bool(self.shots) or self.knn is not None
 
 
 def evaluating(
@@ -243,25 +252,41 @@ def measure_features(ready: Ready, asked: Asked, how: Options) -> Iterator[Progr
     start = time.perf_counter()
     found = []
     for items in (asked.train, asked.held_out):
-        yield from (events := _Last(gather(make_loader(ready, items, asked.data, how), ready.features)))
+        yield from (events := _Last(find_features(ready, items, asked.data, how)))
         ready.check_finite(events.last.rows)
         found.append(events.last)
     seconds = time.perf_counter() - start
-    baseline = frozen(found[0], found[1], len(asked.data.classes), shots=how.few_shot, k=how.knn)
+    baseline = frozen(found[0], found[1], len(asked.data.classes), shots=how.shots, k=how.knn)
     images = sum(len(part.rows) for part in found)
     unreadable = found[0].unreadable + found[1].unreadable
     yield of_features(baseline, found[1], unreadable, images_per_second=images / seconds)
 
 
+def find_features(ready: Ready, items: Sequence[Item], data: Dataset, how: Options) -> Iterator[Progress | Gathered]:
+    """From the disk, where they are kept, else from the network."""
+    key = feature_cache.key_of(ready, items) if how.cache else None
+    if key is not None and (kept := feature_cache.read(key, items)) is not None:
+        yield kept
+        return
+    for event in gather(make_loader(ready, items, data, how), ready.features):
+        if key is not None and isinstance(event, Gathered):
+            feature_cache.keep(key, event)
+        yield event
+
+
 def frozen(
-    train: Gathered, test: Gathered, classes: int, *, shots: int | None, k: int | None
+    train: Gathered, test: Gathered, classes: int, *, shots: Sequence[int], k: int | None
 ) -> dict[str, dict[str, Any]]:
-    """What features are worth: few_shot over three seeds, knn."""
+    """What features are worth: few_shot over three seeds, knn. Of several numbers of shots, the largest stands for
+    them, and ``each`` holds all."""
     both = (train.rows, train.labels, test.rows, test.labels)
     results: dict[str, dict[str, Any]] = {}
-    if shots is not None:
-        found = [few_shot(*both, shots=shots, classes=classes, seed=seed) for seed in SEEDS]
-        results["few_shot"] = {"shots": shots, "top1": mean(found), "spread": pstdev(found), "seeds": found}
+    each = []
+    for number in sorted(shots):
+        found = [few_shot(*both, shots=number, classes=classes, seed=seed) for seed in SEEDS]
+        each.append({"shots": number, "top1": mean(found), "spread": pstdev(found), "seeds": found})
+    if each:
+        results["few_shot"] = {**each[-1], **({"each": each} if len(each) > 1 else {})}
     if k is not None:
         results["knn"] = {"k": k, "top1": neighbours(*both, k=k, classes=classes)}
     return results

@@ -37,9 +37,12 @@ def summary(told: dict[str, Any]) -> list[str]:
     interval = f"95 % interval {told['top1_low']:.2%} to {told['top1_high']:.2%}"
     if found := told.get("knn"):
         lines.append(f"{found['k']} nearest neighbours: {found['top1']:.2%} right of {images}, {interval}")
-    if found := told.get("few_shot"):
-        each = ", ".join(f"{one:.2%}" for one in found["seeds"])
-        lines.append(f"{found['shots']} a class, closed form: {found['top1']:.2%} right of {images} (seeds: {each})")
+    for found in (told.get("few_shot") or {}).get("each") or filter(None, [told.get("few_shot")]):
+        seeds = ", ".join(f"{one:.2%}" for one in found["seeds"])
+        lines.append(
+            f"{found['shots']} a class, closed form: {found['top1']:.2%} right of {images} "
+            f"(spread {found['spread']:.2%}; seeds: {seeds})"
+        )
     if "loss" in told:
         lines.append(f"{told['top1']:.2%} right of {images}, {interval}")
         top5 = f"top 5: {told['top5']:.2%}, " if len(told.get("per_class") or range(6)) > 5 else ""

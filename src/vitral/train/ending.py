@@ -36,7 +36,7 @@ def measure_start(ready: Ready, data: Dataset, splits: Splits) -> Iterator[Measu
     train = evenly(splits.train, affordable - len(test))
     if data.multi_label or len(train) < 2 * len(data.classes) or len(test) < FEWEST:
         return
-    how = Options(few_shot=SHOTS)
+    how = Options(few_shot=SHOTS, cache=False)
     features: list[Gathered] = []
     for items in (train, test):
         for event in gather(make_loader(ready, items, data, how), ready.features):
@@ -46,7 +46,7 @@ def measure_start(ready: Ready, data: Dataset, splits: Splits) -> Iterator[Measu
                 before = len(train) if features else 0
                 yield Measuring(what="start", done=before + event.done, total=len(train) + len(test))
     k = min(NEIGHBOURS, len(features[0].rows))
-    found: Any = frozen(features[0], features[1], classes=len(data.classes), shots=SHOTS, k=k)
+    found: Any = frozen(features[0], features[1], classes=len(data.classes), shots=[SHOTS], k=k)
     yield Baseline(
         few_shot=found["few_shot"]["top1"],
         knn=found["knn"]["top1"],

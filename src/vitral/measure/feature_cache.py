@@ -1,0 +1,99 @@
+"""Features on the disk: computed once for a model and its pictures, and found again by what they depend on.
+
+The key is a SHA-256 over the numbers of the network, its config, the preprocessing, the precision, and every picture:
+its place, and the size and time of the file that it is in. So nothing that changed is taken for what it was.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vitral.data.items import Item
+from vitral.measure.predictions import Gathered
+from vitral.measure.ready import Ready
+
+LARGEST = 2 * 2**30
+"""Bytes that are kept; the oldest go first."""
+
+
+def cache_folder() -> Path:
+    if told := os.environ.get("VITRAL_CACHE"):
+        return Path(told) / "features"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "vitral" / "features"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "vitral" / "features"
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "vitral" / "features"
+
+
+def key_of(ready: Ready, items: Sequence[Item]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in ready.model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    told = [asdict(ready.model.config), ready.preprocess.as_dict(), ready.precision, ready.device.type]
+    digest.update(json.dumps(told, sort_keys=True, default=str).encode())
+    files: dict[str, str] = {}
+    for item in items:
+        path = getattr(item.source, "path", None)
+        if path is not None and path not in files:
+            files[path] = _state_of(path)
+        line = f"{item.key}\t{item.label}\t{item.source!r}\t{files.get(path or '', '')}\n"
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _state_of(path: str) -> str:
+    try:
+        found = os.stat(path)
+        return f"{found.st_size} {found.st_mtime_ns}"
+    except (OSError, ValueError):
+        return "missing"
+
+
+def read(key: str, items: Sequence[Item]) -> Gathered | None:
+    """What was kept; None where there is nothing, or it is damaged."""
+    path = cache_folder() / f"{key}.npz"
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+            rows, labels, order = (torch.from_numpy(arrays[name]) for name in ("rows", "labels", "order"))
+            unreadable = tuple((str(name), str(why)) for name, why in arrays["unreadable"].reshape(-1, 2))
+        os.utime(path)
+    except Exception:  # a cache is never the reason to stop, whatever was done to its files
+        return None
+    return Gathered(items=items, rows=rows, labels=labels, order=order, unreadable=unreadable)
+
+
+def keep(key: str, found: Gathered) -> None:
+    folder = cache_folder()
+    path, aside = folder / f"{key}.npz", folder / f"{key}.{os.getpid()}.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with aside.open("wb") as stream:
+            np.savez(
+                stream,
+                rows=found.rows.numpy(),
+                labels=found.labels.numpy(),
+                order=found.order.numpy(),
+                unreadable=np.array(found.unreadable, dtype=np.str_).reshape(-1, 2),
+            )
+        aside.replace(path)
+        _prune(folder)
+    except OSError:  # no room, or no right to write: then they are computed again
+        aside.unlink(missing_ok=True)
+
+
+def _prune(folder: Path) -> None:
+    files = sorted(folder.glob("*.npz"), key=lambda path: path.stat().st_mtime, reverse=True)
+    total = 0
+    for path in files:
+        total += path.stat().st_size
+        if total > LARGEST:
+            path.unlink(missing_ok=True)

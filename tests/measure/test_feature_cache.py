@@ -1,0 +1,112 @@
+"""Features that are kept: the same answers, found again, and never those of other weights or pictures."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import vitral
+from tests.cli.typed import typed as run
+from tests.data.pictures import class_folders
+from vitral.measure import feature_cache
+from vitral.measure.evaluate import evaluate
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VITRAL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "features"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    for split, number in (("train", 12), ("test", 8)):
+        class_folders(tmp_path / "data", {"red": number, "green": number}, size=(28, 28), split=split)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    vitral.save(vitral.create("vit-pico7", num_classes=0), tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Batches that went through a network."""
+    from vitral.measure.ready import Ready
+
+    seen: list[int] = []
+    original = Ready.features
+    monkeypatch.setattr(Ready, "features", lambda self, images: (seen.append(len(images)), original(self, images))[1])
+    return seen
+
+
+def test_what_was_computed_is_found_again(cache: Path, data: Path, weights: Path, passes: list[int]) -> None:
+    first = evaluate(weights, data, knn=3, few_shot=(1, 5))
+    assert sum(passes) == 40
+    again = evaluate(weights, data, knn=3, few_shot=(1, 5))
+    assert sum(passes) == 40  # nothing more
+    assert len(list(cache.glob("*.npz"))) == 2
+    for one in (again, evaluate(weights, data, knn=3, few_shot=(1, 5), cache=False)):
+        assert (one.knn, one.few_shot) == (first.knn, first.few_shot)
+    assert sum(passes) == 80
+
+
+@pytest.mark.parametrize("change", ["weights", "picture", "size", "precision", "more pictures"])
+def test_what_changed_is_computed(
+    cache: Path, data: Path, weights: Path, passes: list[int], change: str, tmp_path: Path
+) -> None:
+    evaluate(weights, data, knn=3)
+    before = sum(passes)
+    how: dict[str, Any] = {}
+    if change == "weights":
+        checkpoint = vitral.load(weights)
+        with torch.no_grad():
+            next(checkpoint.model.parameters())[0, 0] += 1e-3
+        weights = tmp_path / "other.safetensors"
+        vitral.save(checkpoint, weights)
+    if change == "picture":
+        one = data / "test" / "red" / "003.png"
+        one.write_bytes((data / "test" / "green" / "003.png").read_bytes())
+    if change == "more pictures":
+        (data / "test" / "red" / "new.png").write_bytes((data / "test" / "red" / "001.png").read_bytes())
+    if change == "size":
+        how["image_size"] = 35
+    if change == "precision":
+        how["precision"] = "bfloat16"
+    evaluate(weights, data, knn=3, **how)
+    expected = {"picture": 16, "more pictures": 17}.get(change, 40)  # the other split is as it was
+    assert sum(passes) - before == expected
+
+
+def test_a_damaged_file_is_computed_again(cache: Path, data: Path, weights: Path, passes: list[int]) -> None:
+    first = evaluate(weights, data, knn=3)
+    for path in cache.glob("*.npz"):
+        path.write_bytes(path.read_bytes()[:100])
+    assert evaluate(weights, data, knn=3).knn == first.knn
+    assert sum(passes) == 80
+
+
+def test_bad_pictures_are_remembered_as_such(cache: Path, data: Path, weights: Path) -> None:
+    (data / "test" / "red" / "003.png").write_bytes(b"")
+    found = [evaluate(weights, data, knn=3) for _ in range(2)]
+    assert found[0].unreadable == found[1].unreadable == (("test/red/003.png", "empty"),)
+
+
+def test_the_oldest_go_first(cache: Path, monkeypatch: pytest.MonkeyPatch, data: Path, weights: Path) -> None:
+    monkeypatch.setattr(feature_cache, "LARGEST", 9_000)
+    evaluate(weights, data, knn=3)
+    evaluate(weights, data, knn=3, image_size=35)
+    assert 0 < sum(path.stat().st_size for path in cache.glob("*.npz")) <= 9_000
+
+
+def test_several_shots_on_the_command_line(cache: Path, data: Path, weights: Path) -> None:
+    page = run("evaluate", str(weights), str(data), "--few-shot", "1,5,10").stdout
+    assert all(f"{shots} a class, closed form" in page for shots in (1, 5, 10))
+    assert "spread" in page
+    wrong = run("evaluate", str(weights), str(data), "--few-shot", "1,x")
+    assert wrong.returncode == 2
+    assert "must be a whole number or several" in wrong.stderr
