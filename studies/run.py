@@ -49,7 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.all and options.data is None:
         options.data, options.study = options.study, None
-    chosen = names() if options.all else [options.study]
+    chosen: list[str] = names() if options.all else [str(options.study)]
     if not options.report:
         if options.data is None:
             parser.error("the data are missing: CIFAR-10 as tar shards")
