@@ -57,3 +57,8 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
     by_lower = {choice.lower(): choice for choice in choices}
     near = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return f"Did you mean {by_lower[near[0]]!r}?" if near else None
+
+
+def first_line(error: BaseException) -> str:
+    """Of what other people's code says, for the middle of a sentence."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

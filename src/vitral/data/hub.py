@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from vitral.data.items import SPLITS, Dataset, first_line
+from vitral.data.items import SPLITS, Dataset
 from vitral.data.tables import Row, build, read_parquet
-from vitral.errors import DataError, missing_package
+from vitral.errors import DataError, first_line, missing_package
 
 
 def open_hub(words: str) -> Dataset:
@@ -52,7 +52,7 @@ def fetch(repository: str, revision: str | None, folder: str) -> dict[str, Path]
         }
     except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage]
         raise DataError(
-            f"hf:{repository} could not be downloaded: {first_line(error)}",
+            f"hf:{repository} could not be downloaded: {first_line(error)}.",
             hint="What came is kept: try again. A gated dataset needs `hf auth login`.",
         ) from error
 
@@ -88,7 +88,7 @@ def _from_cache(repository: str, revision: str | None, folder: str, error: Excep
         )
     except Exception:  # it is not there, which the hub says in several ways
         raise DataError(
-            f"hf:{repository} is not in the cache, and the hub cannot be reached: {first_line(error)}",
+            f"hf:{repository} is not in the cache, and the hub cannot be reached: {first_line(error)}.",
             hint="Connect and try again, or give a folder.",
         ) from error
     there = [path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()]
@@ -96,7 +96,7 @@ def _from_cache(repository: str, revision: str | None, folder: str, error: Excep
     if missing := missing_shards(chosen):
         raise DataError(
             f"Only a part of hf:{repository} is in the cache ({missing[0]} is not), and the hub cannot be reached: "
-            f"{first_line(error)}",
+            f"{first_line(error)}.",
             hint="Connect and try again.",
         ) from error
     return {place: home / place for place in chosen}

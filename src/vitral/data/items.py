@@ -17,6 +17,7 @@ import numpy as np
 from vitral.data.decode import Header, Pixels, read_header
 from vitral.data.limits import BadPicture, check_bytes
 from vitral.data.parquet import GROUPS
+from vitral.errors import first_line
 
 SPLITS = {
     "train": "train",
@@ -215,7 +216,3 @@ def counted_reasons(skipped: dict[str, str]) -> str:
     told = [f"{n} ({examples[reason]}: {reason})" for reason, n in Counter(skipped.values()).most_common(3)]
     rest = len(skipped) - sum(n for _, n in Counter(skipped.values()).most_common(3))
     return ", ".join([*told, f"{rest} more"] if rest else told)
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

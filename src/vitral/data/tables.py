@@ -17,11 +17,10 @@ from vitral.data.items import (
     Source,
     as_text,
     counted_reasons,
-    first_line,
     natural_order,
 )
 from vitral.data.parquet import import_pyarrow
-from vitral.errors import DataError
+from vitral.errors import DataError, first_line
 
 _PICTURES = ("image", "img", "file", "filename", "file_name", "path", "filepath", "image_path", "picture")
 _LABELS = ("label", "labels", "class", "target", "category", "fine_label")
@@ -186,7 +185,7 @@ def read_parquet(
     try:
         schema = parquet.read_schema(path)
     except Exception as error:  # pyarrow's own errors come from C++ under many names
-        raise DataError(f"{path} is no Parquet table: {first_line(error)}") from error
+        raise DataError(f"{path} is no Parquet table: {first_line(error)}.") from error
     pictures = _picture_columns(schema)
     if len(pictures) > 1:
         raise DataError(f"{path} has several columns of pictures: {', '.join(pictures)}.", hint="Leave one.")
@@ -200,7 +199,7 @@ def read_parquet(
         table = parquet.read_table(path, columns=columns).to_pydict()
         number = parquet.read_metadata(path).num_rows
     except Exception as error:  # damaged pages, or text that is no UTF-8
-        raise DataError(f"The Parquet table {path} is damaged: {first_line(error)}") from error
+        raise DataError(f"The Parquet table {path} is damaged: {first_line(error)}.") from error
     rows: list[Row] = []
     for row in range(number):
         named = f"{key or as_text(path.stem)}/{row:06d}"

@@ -68,7 +68,10 @@ class Ready:
     def check_answers(self) -> None:
         """ConfigError for a model that has no answers."""
         if not self.model.config.num_classes:
-            raise ConfigError("This model has no head, so it has features and no answers.", hint="vitral features ...")
+            raise ConfigError(
+                "This model has no head, so it has features and no answers.",
+                hint="vitral features WEIGHTS PICTURES --out features.npz",
+            )
         self._check_pool()
 
     def _check_pool(self) -> None:

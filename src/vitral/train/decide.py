@@ -19,6 +19,7 @@ SMALL = 80
 _LOOKED_AT = 50
 _STEPS_FROM_SCRATCH, _STEPS_FROM_WEIGHTS = 4000, 600
 _MOST_EPOCHS = 200
+_FEW = 5000
 _LR = {  # optimiser: from scratch, all weights of a checkpoint, a few weights
     "sgd": (0.03, 0.01, 0.03),
     "adam": (1e-3, 3e-4, 1e-3),
@@ -125,10 +126,13 @@ class Decisions:
             self.decide(
                 "model", f"vit-pico{patch}", f"a small network for {len(self.train):,} pictures of {side} pixels"
             )
-        elif self.config.device == "cpu":
-            self.decide("model", "vit-ti16", "the smallest of the paper's family, for a CPU")
         else:
-            self.decide("model", "vit-s16", "a network that trains from scratch in hours")
+            few = f"; {len(self.train):,} pictures are few for it: --from a checkpoint learns far more from them"
+            more = few if len(self.train) < _FEW else ""
+            if self.config.device == "cpu":
+                self.decide("model", "vit-ti16", f"the smallest of the paper's family, for a CPU{more}")
+            else:
+                self.decide("model", "vit-s16", f"a network that trains from scratch in hours{more}")
 
     def tuning(self) -> None:
         if not self.is_open("tune.what"):

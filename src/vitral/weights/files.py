@@ -81,10 +81,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 # ---- writing ----
 
 

@@ -7,8 +7,7 @@ all there is when offline.
 import sys
 from pathlib import Path
 
-from vitral.errors import WeightsError, missing_package
-from vitral.weights.files import first_line
+from vitral.errors import WeightsError, first_line, missing_package
 
 _DESCRIPTIONS = ("config.json", "preprocessor_config.json")
 _CHECKPOINTS = ("model.safetensors", "pytorch_model.bin")
@@ -54,7 +53,7 @@ def fetch(repository: str) -> Path:
     try:
         paths = [hf_hub_download(name, file, revision=revision or None) for file in wanted]
     except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage]
-        raise WeightsError(f"hf:{repository} could not be downloaded: {first_line(error)}") from error
+        raise WeightsError(f"hf:{repository} could not be downloaded: {first_line(error)}.") from error
     return _whole(Path(paths[0]))
 
 
@@ -100,7 +99,7 @@ def _from_cache(name: str, revision: str | None, error: Exception) -> Path:
     if (folder := _snapshot(name, revision)) is not None:
         return folder
     raise WeightsError(
-        f"hf:{name} is not in the cache, and the hub cannot be reached: {first_line(error)}",
+        f"hf:{name} is not in the cache, and the hub cannot be reached: {first_line(error)}.",
         hint="Connect and try again, or give a file.",
     ) from error
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitral.errors import ConfigError, WeightsError
+from vitral.errors import ConfigError, WeightsError, first_line
 from vitral.model.bit_config import BiTConfig, check_bit_field_names
 from vitral.model.config import check_field_names
 from vitral.model.network import Config, Network, build
@@ -23,7 +23,6 @@ from vitral.weights.checkpoint import Checkpoint
 from vitral.weights.config_json import MOST_PATCHES
 from vitral.weights.dialects import draft_of
 from vitral.weights.draft import Asked, Draft
-from vitral.weights.files import first_line
 from vitral.weights.hub import locate
 from vitral.weights.open import open_tensors
 from vitral.weights.report import Report

@@ -13,8 +13,8 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile
 import torch
 from torch import Tensor
 
-from vitral.errors import WeightsError
-from vitral.weights.files import SAFE_FORMATS, TensorFile, first_line
+from vitral.errors import WeightsError, first_line
+from vitral.weights.files import SAFE_FORMATS, TensorFile
 
 _ALLOWED = {"collections OrderedDict", "collections defaultdict", "builtins dict", "__builtin__ dict"} | {
     f"torch._utils {name}"
