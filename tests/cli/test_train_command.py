@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_commands import vitral as run
+from tests.cli.typed import typed as run
 from tests.data.pictures import class_folders
 
 TINY = (
@@ -71,10 +71,9 @@ def test_print_config_is_a_file_that_can_be_used(tmp_path: Path) -> None:
         ("--resume nowhere", "no run"),
     ],
 )
-def test_wrong_words_are_one_sentence(words: str, reason: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "vitral", "train", *words.split()], capture_output=True, text=True, cwd=tmp_path
-    )
+def test_wrong_words_are_one_sentence(words: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("train", *words.split())
     assert done.returncode == 2, done.stderr
     assert reason in done.stderr
     assert "Traceback" not in done.stderr

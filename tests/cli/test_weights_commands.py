@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import vitral
-from tests.cli.test_commands import vitral as run
+from tests.cli.typed import typed as run
 from tests.conftest import small_model
 
 GOLDEN = Path("tests/parity/golden")
