@@ -81,7 +81,8 @@ def main() -> None:
         start = vitral.load(options.weights, image_size=options.size)
         for way, how in (("10 nearest neighbours", {"knn": 10}), ("few-shot, 50 a class", {"few_shot": 50})):
             found = vitral.evaluate(start, data, cache=False, **how)
-            seconds = 2500 / (found.images_per_second or 1)
+            assert found.images_per_second is not None
+            seconds = 2500 / found.images_per_second
             low, high = found.interval
             add(way, {"top1": found.scores.top1, "top1_low": low, "top1_high": high, "seconds": seconds})
         for way in options.ways:

@@ -14,9 +14,6 @@ def main(data: str, folder: str, seed: str, told: str) -> None:
     run, cell = Path(folder), json.loads(told)
     has_begun = (run / "config.toml").is_file()
     settings: dict[str, Any] = {**cell["settings"], "seed": int(seed)}
-    start: Any = settings.pop("after", None)  # the name of a cell whose network this one begins with
-    if start is not None:
-        settings["from_weights"] = str(run.parent / f"{start}-seed{seed}" / "model.safetensors")
     settings.setdefault("recipe", "none")
     events = train(resume=run) if has_begun else train(data, out=run, **nested(settings))
     finished = next(event for event in events if isinstance(event, Finished))

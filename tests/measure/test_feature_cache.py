@@ -49,6 +49,8 @@ def test_what_was_computed_is_found_again(cache: Path, data: Path, weights: Path
     assert sum(passes) == 40
     again = evaluate(weights, data, knn=3, few_shot=(1, 5))
     assert sum(passes) == 40  # nothing more
+    assert first.images_per_second is not None
+    assert again.images_per_second is None  # the disk says nothing about the network's speed
     assert len(list(cache.glob("*.npz"))) == 2
     for one in (again, evaluate(weights, data, knn=3, few_shot=(1, 5), cache=False)):
         assert (one.knn, one.few_shot) == (first.knn, first.few_shot)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from studies import report
 from studies.cell import nested
 from studies.plan import names, read_study
-from studies.report import BEGIN, END, _table
+from studies.report import _table
 from vitral.train.build import build_model
 from vitral.train.config import with_settings
 from vitral.train.layers import flat
@@ -21,7 +22,7 @@ def test_every_cell_is_a_network_that_can_be_built(name: str) -> None:
     assert len(study.seeds) >= 2
     assert len({cell.name for cell in study.cells}) == len(study.cells)
     for cell in study.cells:
-        settings = {key: value for key, value in cell.settings.items() if key not in ("after", "recipe")}
+        settings = {key: value for key, value in cell.settings.items() if key != "recipe"}
         config = with_settings(None, {"data": "x", "channels": 3, **flat(nested(settings))}, cell.name)
         model, _, _ = build_model(config, classes=10)
         assert sum(parameter.numel() for parameter in model.parameters()) < 3e6
@@ -49,7 +50,21 @@ def test_a_cell_is_trained_measured_and_not_trained_again(tmp_path: Path) -> Non
     assert json.loads((tmp_path / "run" / "study.json").read_text()) == found
 
 
-def test_marks_are_there_to_write_between() -> None:
-    for page in (Path(__file__).parents[2] / "docs" / "results").glob("*.md"):
-        text = page.read_text(encoding="utf-8")
-        assert text.count(BEGIN) == text.count(END) == 1, page
+def test_a_page_keeps_the_words_around_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
+    study = read_study("axial")
+    report.write_report(study, tmp_path)
+    page = tmp_path / "results" / "axial.md"
+    assert page.read_text().count("not run yet") == 3
+    page.write_text(page.read_text() + "What this says.\n")
+    folder = next(study.jobs()).folder(tmp_path)
+    folder.mkdir(parents=True)
+    found = {"cell": study.cells[0].name, "top1": 0.5, "seconds": 60.0, "parameters": 1000, "others": {}}
+    (folder / "study.json").write_text(json.dumps(found))
+    report.write_report(study, tmp_path)
+    text = page.read_text()
+    assert text.count(report.BEGIN) == text.count(report.END) == 1
+    assert text.count("not run yet") == 2
+    assert "| 50.00 |" in text
+    assert text.endswith("What this says.\n")
+    assert (tmp_path / "results" / "axial.png").is_file()

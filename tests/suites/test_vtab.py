@@ -180,14 +180,14 @@ def test_what_is_missing_is_said_and_the_rest_reported(tmp_path: Path) -> None:
     write_folders(tmp_path / "pets", [("train", "cat", picture(0, 0, 2)), ("test", "cat", picture(1, 0, 2))])
     model = vitral.create("vit-pico8", image_size=16, width=24, heads=3, depth=1, mlp_width=48)
     vitral.save(model, tmp_path / "model.safetensors")
-    words = ["--suite", "vtab-1k", "--steps", "20", "--image-size", "16"]
+    words = ["--suite", "vtab-1k", "--steps", "20", "--image-size", "16", "--batch-size", "16"]
     done = run("evaluate", str(tmp_path / "model.safetensors"), str(tmp_path), *words)
     assert done.returncode == 3  # one task could not be used
     assert "camelyon" in done.stdout
     assert "83.3" in done.stdout  # the paper's H/14
     assert "not measured: pets" in done.stdout
     assert "not there: caltech101" in done.stdout
-    assert "not the paper's protocol: steps=20" in done.stdout
+    assert "not the paper's protocol: steps=20, batch_size=16" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -197,6 +197,8 @@ def test_what_is_missing_is_said_and_the_rest_reported(tmp_path: Path) -> None:
         ("{m} {d} --suite vtab-1k", "holds none of the tasks"),
         ("{m} {d}/nothing --suite vtab-1k", "There is no folder"),
         ("{m} {d} --suite vtab-1k --knn 3", "does not go with --suite"),
+        ("{m} {d} --suite vtab-1k --temperature", "does not go with --suite"),
+        ("{m} {d} --suite vtab-1k --no-cache", "does not go with --suite"),
         ("{m} {d} --steps 3", "there is no --suite"),
     ],
 )

@@ -171,3 +171,31 @@ def test_labels_are_left_aside(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(vitral.DataError, match="holds no pictures"):
         open_data(tmp_path / "empty", labelled=False)
+
+
+def test_the_average_is_of_the_network_and_its_head(tmp_path: Path) -> None:
+    """With an average that never moves, what is measured and kept is what the run began with."""
+    settings = {**TINY, "steps": 6, "ema": 0.999999}
+    events = list(train("builtin:digits", out=tmp_path / "run", **settings))
+    assert last(events, Finished).held_out["loss"] == pytest.approx(torch.tensor(8.0).log().item(), abs=1e-2)
+
+
+@pytest.mark.parametrize("objective", ["classify", "masked-patches"])
+def test_compile_reaches_the_network(objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling itself takes a minute and is tested in tests/model; here, that every step goes through it."""
+    calls: list[str] = []
+
+    def compile(function: Any) -> Any:
+        return lambda *arguments: (calls.append("step"), function(*arguments))[1]
+
+    monkeypatch.setattr(torch, "compile", compile)
+    settings = {**TINY, "objective": objective, "steps": 3, "compile": True}
+    list(train("builtin:digits", out=tmp_path / "run", **settings))
+    assert len(calls) >= 3
+
+
+def test_a_checkpoint_is_pretrained_further_as_a_whole(pretrained: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    start = {"objective": "masked-patches", "from_weights": str(pretrained[0] / "model.safetensors"), "steps": 2}
+    events = list(train("builtin:digits", out=tmp_path / "run", batch_size=32, device="cpu", **start))
+    told = {event.name: event.value for event in events if type(event).__name__ == "Decided"}
+    assert told["tune.what"] == "all"

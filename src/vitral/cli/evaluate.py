@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -29,7 +29,7 @@ def evaluate(
     image_size: Annotated[str | None, Parameter(help="Another size than it was trained at: 224, or HxW.")] = None,
     device: Annotated[str, Parameter(help="cpu, cuda, cuda:1, mps.")] = "auto",
     precision: Annotated[str, Parameter(help="float32, bfloat16 or float16.")] = "float32",
-    batch_size: Annotated[int, Parameter(help="Pictures at a time.")] = 64,
+    batch_size: Annotated[int | None, Parameter(help="Pictures at a time; by default 64, in a suite 512.")] = None,
     workers: Annotated[int, Parameter(help="Processes that load pictures.")] = 0,
     cache: Annotated[bool, Parameter(help="Keep features on the disk for the next time.")] = True,
     format: Annotated[Format, Parameter(help="human: a page; json: everything; quiet: the top-1.")] = "human",
@@ -46,7 +46,10 @@ def evaluate(
     """
     if suite is not None:
         others = {"few-shot": few_shot, "knn": knn, "against": against, "label-map": label_map, "real": real}
-        evaluate_suite(run, data, others, steps, image_size, device, format)
+        refuse_beside_suite({**others, "temperature": temperature, "no-cache": not cache})
+        asked = {"steps": steps, "batch_size": batch_size, "image_size": parse_size(image_size)}
+        asked |= {"device": device, "precision": precision, "workers": workers}
+        evaluate_suite(run, data, {name: value for name, value in asked.items() if value is not None}, format)
         return
     if steps is not None:
         raise ConfigError("--steps is for a suite, and there is no --suite.")
@@ -66,7 +69,7 @@ def evaluate(
         real=real,
         device=device,
         precision=precision,
-        batch_size=batch_size,
+        batch_size=batch_size or 64,
         workers=workers,
         image_size=parse_size(image_size),
     )
@@ -91,15 +94,12 @@ def parse_shots(words: str | None) -> tuple[int, ...] | None:
     return tuple(int(part) for part in parts)
 
 
-def evaluate_suite(
-    run: str,
-    data: str | None,
-    others: dict[str, object],
-    steps: int | None,
-    image_size: str | None,
-    device: str,
-    format: Format,
-) -> None:
+def refuse_beside_suite(others: dict[str, object]) -> None:
+    if said := [name for name, value in others.items() if value]:
+        raise ConfigError(f"--{said[0]} does not go with --suite.")
+
+
+def evaluate_suite(run: str, data: str | None, asked: dict[str, Any], format: Format) -> None:
     from vitral.runs import Run
     from vitral.show.progress import progress_bar
     from vitral.show.suite import show_suite
@@ -107,13 +107,10 @@ def evaluate_suite(
 
     if data is None:
         raise ConfigError("--suite needs the place of its tasks.", hint="vitral evaluate RUN DIR --suite vtab-1k")
-    if said := [name for name, value in others.items() if value]:
-        raise ConfigError(f"--{said[0]} does not go with --suite.")
     model = str(Run.open(Path(run)).trained_model()) if Run.is_run(Path(run)) else run
-    asked = {"steps": steps, "image_size": parse_size(image_size), "device": None if device == "auto" else device}
     told: dict[str, object] = {}
     with progress_bar("vtab-1k", quiet=format != "human") as move:
-        for event in run_suite(model, data, **{name: value for name, value in asked.items() if value is not None}):
+        for event in run_suite(model, data, **asked):
             if isinstance(event, TaskProgress):
                 move(event.done, event.total)
             elif isinstance(event, SuiteResult):

@@ -204,6 +204,7 @@ class _Last:
 
     def __init__(self, events: Iterator[Progress | Gathered]):
         self.events = events
+        self.passed = 0
         self.last: Gathered
 
     def __iter__(self) -> Iterator[Progress]:
@@ -211,6 +212,7 @@ class _Last:
             if isinstance(event, Gathered):
                 self.last = event
             else:
+                self.passed += 1
                 yield event
 
 
@@ -249,17 +251,18 @@ def measure_features(ready: Ready, asked: Asked, how: Options) -> Iterator[Progr
         raise ConfigError("few_shot and knn need one label a picture, and these data have several.")
     if not asked.train:
         raise DataError("few_shot and knn learn from a train split, and these data have none.")
-    start = time.perf_counter()
-    found = []
+    found, computed, seconds = [], 0, 0.0
     for items in (asked.train, asked.held_out):
-        yield from (events := _Last(find_features(ready, items, asked.data, how)))
+        start = time.perf_counter()
+        events = _Last(find_features(ready, items, asked.data, how))
+        yield from events
         ready.check_finite(events.last.rows)
         found.append(events.last)
-    seconds = time.perf_counter() - start
+        if events.passed:  # what comes from the disk says nothing about speed
+            computed, seconds = computed + len(items), seconds + time.perf_counter() - start
     baseline = frozen(found[0], found[1], len(asked.data.classes), shots=how.shots, k=how.knn)
-    images = sum(len(part.rows) for part in found)
     unreadable = found[0].unreadable + found[1].unreadable
-    yield of_features(baseline, found[1], unreadable, images_per_second=images / seconds)
+    yield of_features(baseline, found[1], unreadable, images_per_second=computed / seconds if computed else None)
 
 
 def find_features(ready: Ready, items: Sequence[Item], data: Dataset, how: Options) -> Iterator[Progress | Gathered]:

@@ -190,7 +190,7 @@ def of_features(
     baseline: dict[str, dict[str, Any]],
     test: Gathered,
     unreadable: tuple[tuple[str, str], ...],
-    images_per_second: float,
+    images_per_second: float | None,
 ) -> Evaluation:
     """From frozen features there is a top-1 only: the neighbours' where both were asked for."""
     images, top1 = len(test.rows), (baseline.get("knn") or baseline["few_shot"])["top1"]

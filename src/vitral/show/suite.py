@@ -4,8 +4,6 @@ from typing import Any
 
 from vitral.show.console import human_console
 
-GROUPS = ("natural", "specialized", "structured")
-
 
 def show_suite(told: dict[str, Any]) -> None:
     from rich.table import Table
@@ -15,7 +13,7 @@ def show_suite(told: dict[str, Any]) -> None:
     table.add_column("task", no_wrap=True)
     for title in ("top-1", "95 % interval", "pictures", *told["papers"]):
         table.add_column(title, justify="right", no_wrap=True)
-    for group in GROUPS:
+    for group in told["groups"]:
         tasks = [task for task in told["tasks"] if task["group"] == group]
         for task in tasks:
             interval = f"{100 * task['low']:.1f} to {100 * task['high']:.1f}"

@@ -109,7 +109,7 @@ def run_suite(model: str, place: str | Path, **changes: Any) -> Iterator[TaskPro
         tasks=tuple(results),
         missing=tuple(name for name in TASKS if name not in found),
         failed=failed,
-        changed=changes,
+        changed={name: value for name, value in changes.items() if name in PROTOCOL and value != PROTOCOL[name]},
     )
 
 

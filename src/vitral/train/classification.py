@@ -38,8 +38,7 @@ class Classification(Training):
         if self.config.loss.class_weights == "balanced":
             weights = balanced_weights(counts(self.splits.train, self.classes))
         several = self.data.multi_label
-        classes = model.config.num_classes
-        return Classify(self.preprocess, self.config, classes=classes, multi_label=several, class_weights=weights)
+        return Classify(model, self.preprocess, self.config, multi_label=several, class_weights=weights)
 
     def measure_before(self) -> Iterator[Event]:
         """What a checkpoint knows already."""

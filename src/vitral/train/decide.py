@@ -140,6 +140,9 @@ class Decisions:
         if not self.config.from_weights:
             self.decide("tune.what", "all", "trained from scratch")
             return
+        if self.config.objective != "classify":
+            self.decide("tune.what", "all", "features are what is learnt without labels")
+            return
         each = len(self.train) / max(1, len(self.data.classes))
         if each < 10:
             self.decide("tune.what", "head", f"{each:.0f} pictures a class are few: the rest stays as it is")

@@ -1,13 +1,12 @@
 """One step of learning: a batch in, gradients, and the weights moved; with all state that the next step depends on."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from math import isfinite
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitral.data.loader import Batch, Loader
 from vitral.devices import keep_freed_memory
@@ -34,10 +33,10 @@ class Learner:
         if self.device.type == "cpu":
             keep_freed_memory()
         model.gradient_checkpointing = config.gradient_checkpointing
-        self.forward: Callable[..., Any] = torch.compile(model) if config.compile else model
         assert not isinstance(config.optim.lr, str)
         self.optimiser = Optimiser(model, config.optim, float(config.optim.lr), extra=objective.extra)
-        self.average = Average(model, config.ema) if config.ema else None
+        self.together = nn.ModuleList([model, objective.extra])
+        self.average = Average(self.together, config.ema) if config.ema else None
         self.loss_scale = 2.0**14 if config.precision == "float16" else 1.0  # lifts gradients into float16's range
 
     def learn(self, batch: Batch, step: int, factor: float) -> float:
@@ -61,7 +60,7 @@ class Learner:
             self.optimiser.step(factor)
         self.optimiser.zero_grad()
         if self.average is not None:
-            self.average.update(self.model)
+            self.average.update(self.together)
         return loss
 
     def gradients(self, batch: Batch, step: int) -> float:
@@ -75,7 +74,7 @@ class Learner:
             if share.start == share.stop:
                 continue
             with self.precision():
-                answers = self.objective.answer(self.forward, prepared, share)
+                answers = self.objective.answer(prepared, share)
             loss = self.objective.loss(answers, prepared, share)
             (loss * self.loss_scale).backward()
             total += loss.item()
@@ -103,7 +102,7 @@ class Learner:
 
     def averaged(self) -> AbstractContextManager[None]:
         """The model with its averaged weights, where there are any."""
-        return nullcontext() if self.average is None else Swapped(self.model, self.average.values)
+        return nullcontext() if self.average is None else Swapped(self.together, self.average.values)
 
     # ---- state ----
 

@@ -258,9 +258,7 @@ class Training(ABC):
         started, saved = time.perf_counter(), time.perf_counter()
         begun_at, begun_with = self.step, self.seconds
         every = max(1, self.steps // CURVE_POINTS)
-        while self.step < self.steps and not self.best.is_old(
-            self.step // self.loader.batches - 1, self.config.patience
-        ):
+        while self.step < self.steps and not self.is_tired():
             epoch, number = divmod(self.step, self.loader.batches)
             for batch in self.loader.epoch(epoch, start=number):
                 rate = factor(self.config.optim, self.step, self.steps, self.warmup)

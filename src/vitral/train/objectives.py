@@ -39,15 +39,15 @@ class Objective(ABC):
     @abstractmethod
     def extra(self) -> nn.Module: ...
 
-    def __init__(self, preprocess: Preprocess, config: TrainConfig):
-        self.preprocess, self.config = preprocess, config
+    def __init__(self, model: Network, preprocess: Preprocess, config: TrainConfig):
+        self.model, self.preprocess, self.config = model, preprocess, config
         self.device = torch.device(config.device)
 
     @abstractmethod
     def prepare(self, batch: Batch, step: int) -> Prepared: ...
 
     @abstractmethod
-    def answer(self, forward: Callable[..., Any], prepared: Prepared, share: slice) -> Tensor:
+    def answer(self, prepared: Prepared, share: slice) -> Tensor:
         """What the network makes of a part of the batch; under autocast, where there is one."""
 
     @abstractmethod
@@ -58,15 +58,16 @@ class Objective(ABC):
 class Classify(Objective):
     def __init__(
         self,
+        model: Network,
         preprocess: Preprocess,
         config: TrainConfig,
         *,
-        classes: int,
         multi_label: bool,
         class_weights: Tensor | None,
     ):
-        super().__init__(preprocess, config)
-        self.classes, self.kind = classes, "sigmoid" if multi_label else config.loss.kind
+        super().__init__(model, preprocess, config)
+        self.kind = "sigmoid" if multi_label else config.loss.kind
+        self.forward: Callable[..., Any] = torch.compile(model) if config.compile else model
         self.class_weights = None if class_weights is None else class_weights.to(self.device)
 
     @property
@@ -74,15 +75,15 @@ class Classify(Objective):
         return nn.Identity()
 
     def prepare(self, batch: Batch, step: int) -> Prepared:
-        targets = as_targets(batch.labels, self.classes, self.config.loss.smoothing).to(self.device)
+        targets = as_targets(batch.labels, self.model.config.num_classes, self.config.loss.smoothing).to(self.device)
         images = to_device(batch.images, self.preprocess, self.device)
         if isinstance(images, Tensor):
             random = random_generator(self.config.seed, step, _MIXING)
             images, targets = mix_batch(images, targets, self.config.mix, random)
         return Prepared(images, targets)
 
-    def answer(self, forward: Callable[..., Any], prepared: Prepared, share: slice) -> Tensor:
-        return forward(prepared.images[share])
+    def answer(self, prepared: Prepared, share: slice) -> Tensor:
+        return self.forward(prepared.images[share])
 
     def loss(self, answers: Tensor, prepared: Prepared, share: slice) -> Tensor:
         return soft_loss(answers, prepared.targets[share], self.kind, self.class_weights, whole=prepared.targets)
@@ -91,17 +92,19 @@ class Classify(Objective):
 class FillIn(Objective):
     """Masked patch prediction."""
 
-    def __init__(self, preprocess: Preprocess, config: TrainConfig, model: Network):
-        super().__init__(preprocess, config)
+    model: ViT
+
+    def __init__(self, model: Network, preprocess: Preprocess, config: TrainConfig):
+        super().__init__(model, preprocess, config)
         if not isinstance(model, ViT):
             raise ConfigError("objective='masked-patches' hides patches, and a BiT has none.", hint="Use a ViT.")
         if preprocess.resize == "native":
             raise ConfigError("objective='masked-patches' needs pictures of one size.", hint="Use resize=crop.")
         if config.mix.mixup or config.mix.cutmix:
             raise ConfigError("objective='masked-patches' does not mix pictures.", hint="Leave mix out.")
-        self.model = model
         self.patches = model.config.grid(*model.config.image_hw)
         self.own = MaskedPatches(model.config, config.masking).to(self.device)
+        self.forward: Callable[..., Tensor] = torch.compile(self.own.predict) if config.compile else self.own.predict
 
     @property
     def extra(self) -> MaskedPatches:
@@ -117,9 +120,9 @@ class FillIn(Objective):
         corruption = draw_corruption(len(images), number, self.config.masking, generator).to(self.device)
         return Prepared(images, self.extra.targets(batch.images.to(self.device), images), corruption)
 
-    def answer(self, forward: Callable[..., Any], prepared: Prepared, share: slice) -> Tensor:
+    def answer(self, prepared: Prepared, share: slice) -> Tensor:
         assert prepared.corruption is not None
-        return self.extra.predict(self.model, prepared.images[share], prepared.corruption.part(share))
+        return self.forward(self.model, prepared.images[share], prepared.corruption.part(share))
 
     def loss(self, answers: Tensor, prepared: Prepared, share: slice) -> Tensor:
         assert prepared.corruption is not None

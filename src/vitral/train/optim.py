@@ -176,12 +176,12 @@ class DecoupledSGD(torch.optim.SGD):
 class Average:
     """An exponential moving average of the weights."""
 
-    def __init__(self, model: Network, decay: float):
+    def __init__(self, model: nn.Module, decay: float):
         self.decay = decay
         self.values = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
     @torch.no_grad()
-    def update(self, model: Network) -> None:
+    def update(self, model: nn.Module) -> None:
         for name, tensor in model.state_dict().items():
             if tensor.is_floating_point():
                 self.values[name].lerp_(tensor, 1 - self.decay)
@@ -192,7 +192,7 @@ class Average:
 class Swapped(AbstractContextManager[None]):
     """Other weights in a model for a while."""
 
-    def __init__(self, model: Network, values: dict[str, Tensor]):
+    def __init__(self, model: nn.Module, values: dict[str, Tensor]):
         self.model, self.values = model, values
 
     def __enter__(self) -> None:

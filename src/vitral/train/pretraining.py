@@ -36,7 +36,7 @@ class Pretraining(Training):
         """Any pictures will do."""
 
     def make_objective(self, model: Network) -> FillIn:
-        return FillIn(self.preprocess, self.config, model)
+        return FillIn(model, self.preprocess, self.config)
 
     @property
     def classes(self) -> int:
@@ -75,7 +75,7 @@ class Pretraining(Training):
             if len(batch.items):
                 prepared = self.objective.prepare(batch, _MEASURING + number)
                 with self.learner.precision():
-                    answers = self.objective.answer(self.learner.model, prepared, slice(0, len(prepared)))
+                    answers = self.objective.answer(prepared, slice(0, len(prepared)))
                 yield batch, prepared, answers.float()
 
     def finish(self) -> Iterator[Event]:
