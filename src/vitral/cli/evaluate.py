@@ -69,7 +69,7 @@ def evaluate(
         real=real,
         device=device,
         precision=precision,
-        batch_size=batch_size or 64,
+        batch_size=64 if batch_size is None else batch_size,
         workers=workers,
         image_size=parse_size(image_size),
     )

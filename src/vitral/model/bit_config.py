@@ -1,9 +1,9 @@
 """BiTConfig: the paper's CNN baseline as one frozen, checked description. It needs no torch."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from vitral.errors import ConfigError, did_you_mean
-from vitral.model.config import Size
+from vitral.errors import ConfigError
+from vitral.model.config import Size, is_whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,12 +27,12 @@ class BiTConfig:
         object.__setattr__(self, "stages", tuple(self.stages))
         if isinstance(self.image_size, list):
             object.__setattr__(self, "image_size", tuple(self.image_size))
-        if len(self.stages) != 4 or not all(_is_whole(units, 1) for units in self.stages):
+        if len(self.stages) != 4 or not all(is_whole(units, 1) for units in self.stages):
             raise ConfigError(f"stages={self.stages!r} must be four whole numbers of at least 1.")
         for name, least in (("width_factor", 1), ("channels", 1), ("num_classes", 0)):
-            if not _is_whole(getattr(self, name), least):
+            if not is_whole(getattr(self, name), least):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be a whole number of at least {least}.")
-        if len(self.image_hw) != 2 or not all(_is_whole(side, 1) for side in self.image_hw):
+        if len(self.image_hw) != 2 or not all(is_whole(side, 1) for side in self.image_hw):
             raise ConfigError(f"image_size={self.image_size!r} must be a whole number or (height, width).")
         if isinstance(self.head_bias, bool) or not isinstance(self.head_bias, int | float):
             raise ConfigError(f"head_bias={self.head_bias!r} must be a number.")
@@ -69,16 +69,3 @@ class BiTConfig:
         for _ in range(5):
             height, width = -(-height // 2), -(-width // 2)
         return height, width
-
-
-def check_bit_field_names(names: dict[str, object]) -> None:
-    """Refuses keywords that are no field of BiTConfig, with the nearest one."""
-    known = [field.name for field in fields(BiTConfig)]
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known) or f"There are: {', '.join(known)}."
-            raise ConfigError(f"BiTConfig has no field {name!r}.", hint=hint)
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**31

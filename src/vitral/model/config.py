@@ -33,10 +33,10 @@ class ResNetStem:
     """Multiplies all widths of the ResNet."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.stages, tuple | list) or any(not _is_whole(units, 1) for units in self.stages):
+        if not isinstance(self.stages, tuple | list) or any(not is_whole(units, 1) for units in self.stages):
             raise ConfigError(f"stem: stages={self.stages!r} must be a tuple of whole numbers of at least 1.")
         object.__setattr__(self, "stages", tuple(self.stages))
-        if not _is_whole(self.width_factor, 1):
+        if not is_whole(self.width_factor, 1):
             raise ConfigError(f"stem: width_factor={self.width_factor!r} must be a whole number of at least 1.")
 
     @property
@@ -61,7 +61,7 @@ class ConvStem:
     def __post_init__(self) -> None:
         _check_choice("stem: norm", self.norm, StemNorm)
         listed = isinstance(self.widths, tuple | list) and self.widths
-        if not listed or any(not _is_whole(width, 1) for width in self.widths):
+        if not listed or any(not is_whole(width, 1) for width in self.widths):
             raise ConfigError(f"stem: widths={self.widths!r} must be a tuple of whole numbers of at least 1.")
         object.__setattr__(self, "widths", tuple(self.widths))
         if self.norm == "group" and any(width % 8 for width in self.widths):
@@ -246,7 +246,7 @@ class ViTConfig:
     def _check_numbers(self) -> None:
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if not _is_whole(value, least) and not (name == "representation" and value is None):
+            if not is_whole(value, least) and not (name == "representation" and value is None):
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least {least} (and below {_MOST}).")
         if self.channels > _MOST_CHANNELS:
             raise ConfigError(f"channels={self.channels} must be at most {_MOST_CHANNELS}.")
@@ -256,7 +256,7 @@ class ViTConfig:
                 continue
             pair = value if isinstance(value, tuple) else (value, value)
             allowed = "a whole number or " + ("(rows, columns)" if name == "position_grid" else "(height, width)")
-            if len(pair) != 2 or any(not _is_whole(side, 1) for side in pair):
+            if len(pair) != 2 or any(not is_whole(side, 1) for side in pair):
                 raise ConfigError(f"{name}={value!r} must be {allowed}, each at least 1.")
         for name in ("dropout", "attention_dropout", "drop_path", "norm_eps", "head_bias", "layer_scale"):
             value = getattr(self, name)
@@ -324,13 +324,13 @@ _LEAST = {
 _ALSO_CALLED = {"gap": "mean", "avg": "mean", "average": "mean", "cls": "token", "class": "token", "sin": "sincos-2d"}
 
 
-def check_field_names(names: dict[str, object]) -> None:
-    """Refuses keywords that are no field of ViTConfig, with the nearest one."""
-    known = [field.name for field in fields(ViTConfig)]
+def check_field_names(names: dict[str, object], of: type = ViTConfig) -> None:
+    """Refuses keywords that are no field of a config, with the nearest one."""
+    known = [field.name for field in fields(of)]
     for name in names:
         if name not in known:
             hint = did_you_mean(name, known) or f"There are: {', '.join(known)}."
-            raise ConfigError(f"ViTConfig has no field {name!r}.", hint=hint)
+            raise ConfigError(f"{of.__name__} has no field {name!r}.", hint=hint)
 
 
 def field_from_word(word: str) -> object:
@@ -353,7 +353,7 @@ def _check_choice(name: str, value: object, choices: object) -> None:
         raise ConfigError(f"{name}={value!r} must be one of {', '.join(allowed)}.", hint=hint)
 
 
-def _is_whole(value: object, least: int) -> bool:
+def is_whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < _MOST
 
 

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from vitral.errors import ConfigError, did_you_mean
-from vitral.model.bit_config import BiTConfig, check_bit_field_names
+from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ResNetStem, ViTConfig, check_field_names
 
 # size: width, depth, heads, mlp_width. Ti to H as in the paper and AugReg; g and G as in "Scaling Vision Transformers".
@@ -130,7 +130,7 @@ def named_config(name: str, **overrides: Any) -> ViTConfig | BiTConfig:
     """The configuration of a named model, with any of its fields changed."""
     canonical = canonical_name(name)
     if baseline := _BIT_SPELLING.fullmatch(canonical):
-        check_bit_field_names(overrides)
+        check_field_names(overrides, of=BiTConfig)
         known = {"stages": RESNETS[int(baseline["layers"])], "width_factor": int(baseline["factor"])}
         return BiTConfig(**{**known, **overrides})
     known = NAMES[canonical]

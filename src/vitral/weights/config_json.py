@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from vitral.errors import ConfigError
-from vitral.model.bit_config import BiTConfig, check_bit_field_names
+from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ConvStem, ResNetStem, Stem, ViTConfig, check_field_names
 
 MOST_PATCHES = 10**8
@@ -42,7 +42,7 @@ def stem_from(fields: dict[str, Any]) -> Stem:
 
 
 def _baseline_from(fields: dict[str, Any], tensors: int) -> BiTConfig:
-    check_bit_field_names(fields)
+    check_field_names(fields, of=BiTConfig)
     config = BiTConfig(**fields)
     if config.blocks > tensors:
         raise ConfigError(f"{config.blocks:,} units are described, and {tensors} tensors are there.")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitral.errors import ConfigError, WeightsError, first_line
-from vitral.model.bit_config import BiTConfig, check_bit_field_names
+from vitral.model.bit_config import BiTConfig
 from vitral.model.config import check_field_names
 from vitral.model.network import Config, Network, build
 from vitral.preprocess import Preprocess
@@ -68,7 +68,7 @@ def peek(source: str | Path) -> Config:
 def settle_config(draft: Draft, asked: Asked) -> Config:
     """The network that is wanted: the file's, with the asked fields changed."""
     if isinstance(draft.config, BiTConfig):
-        check_bit_field_names(asked)
+        check_field_names(asked, of=BiTConfig)
         return replace(draft.config, **asked)
     fields = dict(asked)
     moved = ("image_size" in asked or "patch_size" in asked) and "position_grid" not in asked
