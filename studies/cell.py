@@ -2,35 +2,67 @@
 
 import json
 import sys
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import vitral
+from studies.pictures import pictures_for
+from studies.plan import Job, read_study
+from vitral.data.pixels import prepare
+from vitral.data.sources import open_data
+from vitral.measure.ready import make_ready
 from vitral.train.begin import train
+from vitral.train.build import build_model
+from vitral.train.config import with_settings
 from vitral.train.events import Finished
+from vitral.train.layers import flat
 
 
-def main(data: str, folder: str, seed: str, told: str) -> None:
-    run, cell = Path(folder), json.loads(told)
-    has_begun = (run / "config.toml").is_file()
-    settings: dict[str, Any] = {**cell["settings"], "seed": int(seed)}
-    settings.setdefault("recipe", "none")
-    events = train(resume=run) if has_begun else train(data, out=run, **nested(settings))
-    finished = next(event for event in events if isinstance(event, Finished))
-    report = json.loads((run / "report.json").read_text())
+def main(study: str, cell: str, seed: str, data: str, place: str) -> None:
+    job = next(job for job in read_study(study).jobs() if job.cell.name == cell and job.seed == int(seed))
+    run_cell(job, data, Path(place))
+
+
+def run_cell(job: Job, data: str, place: Path) -> None:
+    run, cell = job.folder(place), job.cell
+    settings: dict[str, Any] = {"recipe": "none", **cell.settings, "seed": job.seed}
+    if cell.start is not None:
+        settings["from_weights"] = str(job.folder(place, cell.start) / "model.safetensors")
+        settings.pop("model")
+    pictures = pictures_for(data, place, cell.images, cell.canvas)
     found = {
-        "cell": cell["cell"],
-        "seed": int(seed),
-        "top1": finished.held_out["top1"],
-        "loss": finished.held_out["loss"],
-        "seconds": report["train_seconds"],
-        "steps": report["steps"],
-        "parameters": report["parameters"],
-        "others": {name: measure(run, data, how) for name, how in cell["evaluations"].items()},
+        "cell": cell.name,
+        "seed": job.seed,
+        **(_untrained(settings, run) if cell.untrained else _trained(settings, pictures, run)),
     }
+    found["others"] = {name: measure(run, data, place, how) for name, how in cell.evaluations.items()}
     aside = run / "study.json.part"
     aside.write_text(json.dumps(found, indent=1))
     aside.replace(run / "study.json")
+
+
+def _trained(settings: dict[str, Any], data: str, run: Path) -> dict[str, Any]:
+    has_begun = (run / "config.toml").is_file()
+    events = train(resume=run) if has_begun else train(data, out=run, **nested(settings))
+    finished = next(event for event in events if isinstance(event, Finished))
+    report = json.loads((run / "report.json").read_text())
+    kept = {"steps": report["steps"], "parameters": report["parameters"], "seconds": report["train_seconds"]}
+    return {"top1": finished.held_out.get("top1"), "loss": finished.held_out["loss"], **kept}
+
+
+def _untrained(settings: dict[str, Any], run: Path) -> dict[str, Any]:
+    run.mkdir(parents=True, exist_ok=True)
+    settings = {name: value for name, value in settings.items() if name != "recipe"}
+    config = with_settings(None, {"data": "none", "channels": 3, **flat(nested(settings))}, "the study")
+    torch.manual_seed(config.seed)
+    model, preprocess, _ = build_model(config, classes=10)
+    vitral.save(model, run / "model.safetensors", preprocess=preprocess)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {"top1": None, "steps": 0, "parameters": parameters, "seconds": 0.0}
 
 
 def nested(settings: dict[str, Any]) -> dict[str, Any]:
@@ -45,9 +77,27 @@ def nested(settings: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def measure(run: Path, data: str, how: dict[str, Any]) -> float:
-    how = {name: tuple(value) if isinstance(value, list) else value for name, value in how.items()}
-    return vitral.evaluate(run / "model.safetensors", data, **how).scores.top1
+def measure(run: Path, data: str, place: Path, how: dict[str, Any]) -> float:
+    """The part of the test pictures that is right, measured in another way than the run was."""
+    weights = run / "model.safetensors"
+    if "packed" in how:
+        return measure_packed(weights, data, how["packed"])
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in how.items()}
+    options = {name: value for name, value in options.items() if name not in ("canvas", "line", "x")}
+    return vitral.evaluate(weights, pictures_for(data, place, None, how.get("canvas")), **options).scores.top1
+
+
+def measure_packed(weights: Path, data: str, sides: list[int]) -> float:
+    """Pictures of several sizes in turns, each batch packed into one sequence."""
+    ready = make_ready(weights)
+    sized = cycle(replace(ready.preprocess, size=(side, side)) for side in sides)
+    right, items = 0, open_data(data).splits["test"]
+    for start in range(0, len(items), 64):
+        some = items[start : start + 64]
+        images = [prepare(item.source.read(), next(sized)) for item in some]
+        truth = torch.tensor([item.label for item in some])
+        right += int((ready.logits(images).argmax(1) == truth).sum())
+    return right / len(items)
 
 
 if __name__ == "__main__":

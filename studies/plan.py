@@ -1,11 +1,16 @@
 """A study as its TOML says: cells that differ in a few settings, trained with several seeds each.
 
-title = "Positions"
-question = "..."
-paper = "..."             the paper's numbers, as a table in Markdown
+title, question, paper    paper: the paper's numbers, as a table in Markdown
 seeds = [0, 1, 2]
-[base]                    settings of vitral train, in all cells
-[[cells]]                 name, and settings of their own
+[base]                    settings of vitral train for all cells, over those of base.toml
+[evaluations]             of all cells, beside their own
+[[cells]]                 a name, settings of its own, and any of
+    images = 500          train on so many pictures, equally many of each class
+    canvas = 48           pictures on a larger canvas, not enlarged
+    start = "cell"        begin with that cell's network of the same seed
+    untrained = true      measure the network as it was initialised
+    evaluations = {}      other ways to measure it: a name, and options of vitral evaluate, or packed, or canvas
+    line, x               where the cell lies in a plot of lines; evaluations may have them too
 """
 
 import tomllib
@@ -15,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+BASE = "base"
+OWN = ("name", "images", "canvas", "start", "untrained", "line", "x")
 
 
 @dataclass(frozen=True)
@@ -23,7 +30,12 @@ class Cell:
     settings: dict[str, Any]
     """Dotted names."""
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Other ways to measure the same network: a name, and options of vitral evaluate."""
+    images: int | None = None
+    canvas: int | None = None
+    start: str | None = None
+    untrained: bool = False
+    line: str | None = None
+    x: float | None = None
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,7 @@ class Study:
     paper: str
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
+    x_label: str = ""
 
     def jobs(self) -> "Iterator[Job]":
         """Seed by seed, so that a study that is stopped has whole rounds."""
@@ -48,21 +61,25 @@ class Job:
     cell: Cell
     seed: int
 
-    def folder(self, place: Path) -> Path:
-        return place / self.study / f"{self.cell.name.replace(' ', '-').replace('/', '-')}-seed{self.seed}"
+    def folder(self, place: Path, cell: str | None = None) -> Path:
+        """Of this cell, or of another one with the same seed."""
+        name = (cell or self.cell.name).replace(" ", "-").replace("/", "-")
+        return place / self.study / f"{name}-seed{self.seed}"
 
 
 def names() -> list[str]:
-    return sorted(path.stem for path in HERE.glob("*.toml"))
+    return sorted(path.stem for path in HERE.glob("*.toml") if path.stem != BASE)
 
 
 def read_study(name: str) -> Study:
-    told = tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
-    base = flat(told["base"])
+    told = _read(name)
+    base = flat(_read(BASE)) | flat(told.get("base", {}))
     cells = []
     for cell in told["cells"]:
-        own = {key: value for key, value in cell.items() if key not in ("name", "evaluations")}
-        cells.append(Cell(cell["name"], base | flat(own), cell.get("evaluations", {})))
+        own = {key: value for key, value in cell.items() if key not in (*OWN, "evaluations")}
+        evaluations = told.get("evaluations", {}) | cell.get("evaluations", {})
+        kept = {key: cell[key] for key in OWN if key in cell}
+        cells.append(Cell(settings=base | flat(own), evaluations=evaluations, **kept))
     return Study(
         name=name,
         title=told["title"],
@@ -70,7 +87,12 @@ def read_study(name: str) -> Study:
         paper=told.get("paper", ""),
         seeds=tuple(told["seeds"]),
         cells=tuple(cells),
+        x_label=told.get("x_label", ""),
     )
+
+
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,35 @@ from studies.plan import Job, names, read_study
 from studies.report import write_report
 
 
-def run_job(job: Job, data: str, place: Path, threads: int) -> str:
-    """One cell in a process of its own; its report.json says that it is finished."""
-    folder = job.folder(place)
-    result = folder / "study.json"
+def run_job(job: Job, data: str, place: Path, threads: int, before: "Future[str] | None") -> str:
+    """One cell in a process of its own, after the one that it begins with; study.json says that it is finished."""
+    if before is not None and before.result().startswith("failed"):
+        return f"failed: it begins with {job.cell.start!r}, which failed"
+    result = job.folder(place) / "study.json"
     if result.is_file():
         return "was there"
-    told = json.dumps({"cell": job.cell.name, "settings": job.cell.settings, "evaluations": job.cell.evaluations})
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    command = [sys.executable, "-m", "studies.cell", data, str(folder), str(job.seed), told]
+    words = [job.study, job.cell.name, str(job.seed), data, str(place)]
     start = time.perf_counter()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "studies.cell", *words], env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         return f"failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}"
     found: dict[str, Any] = json.loads(result.read_text())
-    return f"{100 * found['top1']:.2f} % after {(time.perf_counter() - start) / 60:.1f} minutes"
+    scores = {"top-1": found["top1"], **found["others"]}
+    told = ", ".join(f"{name} {100 * value:.2f} %" for name, value in scores.items() if value is not None)
+    return f"{told} after {(time.perf_counter() - start) / 60:.1f} minutes"
+
+
+def run_jobs(jobs: list[Job], data: str, place: Path, *, at_a_time: int, threads: int) -> None:
+    with ThreadPoolExecutor(at_a_time) as pool:
+        running: dict[tuple[str, str, int], Future[str]] = {}
+        for job in jobs:
+            before = running.get((job.study, job.cell.start or "", job.seed))
+            running[job.study, job.cell.name, job.seed] = pool.submit(run_job, job, data, place, threads, before)
+        for number, ((study, cell, seed), future) in enumerate(running.items(), 1):
+            print(f"[{number}/{len(jobs)}] {study}: {cell}, seed {seed}: {future.result()}", flush=True)
 
 
 def main() -> None:
@@ -54,11 +68,7 @@ def main() -> None:
         if options.data is None:
             parser.error("the data are missing: CIFAR-10 as tar shards")
         jobs = [job for name in chosen for job in read_study(name).jobs()]
-        with ThreadPoolExecutor(options.jobs) as pool:
-            running = {job: pool.submit(run_job, job, options.data, options.place, options.threads) for job in jobs}
-            for number, (job, future) in enumerate(running.items(), 1):
-                told = future.result()
-                print(f"[{number}/{len(jobs)}] {job.study}: {job.cell.name}, seed {job.seed}: {told}", flush=True)
+        run_jobs(jobs, options.data, options.place, at_a_time=options.jobs, threads=options.threads)
     for name in chosen:
         write_report(read_study(name), options.place)
 
