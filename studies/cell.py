@@ -15,6 +15,8 @@ from studies.plan import Job, read_study
 from vitral.data.pixels import prepare
 from vitral.data.sources import open_data
 from vitral.measure.ready import make_ready
+from vitral.model.network import Network
+from vitral.preprocess import Preprocess
 from vitral.train.begin import train
 from vitral.train.build import build_model
 from vitral.train.config import with_settings
@@ -56,13 +58,18 @@ def _trained(settings: dict[str, Any], data: str, run: Path) -> dict[str, Any]:
 
 def _untrained(settings: dict[str, Any], run: Path) -> dict[str, Any]:
     run.mkdir(parents=True, exist_ok=True)
-    settings = {name: value for name, value in settings.items() if name != "recipe"}
-    config = with_settings(None, {"data": "none", "channels": 3, **flat(nested(settings))}, "the study")
-    torch.manual_seed(config.seed)
-    model, preprocess, _ = build_model(config, classes=10)
+    torch.manual_seed(settings["seed"])
+    model, preprocess = build_network(settings)
     vitral.save(model, run / "model.safetensors", preprocess=preprocess)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return {"top1": None, "steps": 0, "parameters": parameters, "seconds": 0.0}
+
+
+def build_network(settings: dict[str, Any]) -> tuple[Network, Preprocess]:
+    """As vitral train builds it."""
+    told = {name: value for name, value in settings.items() if name != "recipe"}
+    config = with_settings(None, {"data": "none", "channels": 3, **flat(nested(told))}, "the study")
+    return build_model(config, classes=10)[:2]
 
 
 def nested(settings: dict[str, Any]) -> dict[str, Any]:

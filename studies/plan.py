@@ -4,7 +4,7 @@ title, question, paper    paper: the paper's numbers, as a table in Markdown
 seeds = [0, 1, 2]
 [base]                    settings of vitral train for all cells, over those of base.toml
 [evaluations]             of all cells, beside their own
-[[cells]]                 a name, settings of its own, and any of
+[[cells]]                 a name, settings of its own (another model leaves the base's network behind), and any of
     images = 500          train on so many pictures, equally many of each class
     canvas = 48           pictures on a larger canvas, not enlarged
     start = "cell"        begin with that cell's network of the same seed
@@ -79,7 +79,8 @@ def read_study(name: str) -> Study:
         own = {key: value for key, value in cell.items() if key not in (*OWN, "evaluations")}
         evaluations = told.get("evaluations", {}) | cell.get("evaluations", {})
         kept = {key: cell[key] for key in OWN if key in cell}
-        cells.append(Cell(settings=base | flat(own), evaluations=evaluations, **kept))
+        shared = base if "model" not in own else {key: base[key] for key in base if not key.startswith("network.")}
+        cells.append(Cell(settings=shared | flat(own), evaluations=evaluations, **kept))
     return Study(
         name=name,
         title=told["title"],

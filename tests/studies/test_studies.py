@@ -1,19 +1,22 @@
 """Every study can be read, every cell is a run that could begin, and a study that was stopped goes on."""
 
+import io
 import json
-import subprocess
-import sys
+import random
+import tarfile
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image, ImageChops
 
 from studies import report
-from studies.cell import nested
-from studies.plan import names, read_study
+from studies.cell import build_network, run_cell
+from studies.pictures import on_canvas
+from studies.plan import Cell, Job, names, read_study
 from studies.report import _table
-from vitral.train.build import build_model
-from vitral.train.config import with_settings
-from vitral.train.layers import flat
+from vitral.data.sources import open_data
 
 
 @pytest.mark.parametrize("name", names())
@@ -22,32 +25,96 @@ def test_every_cell_is_a_network_that_can_be_built(name: str) -> None:
     assert len(study.seeds) >= 2
     assert len({cell.name for cell in study.cells}) == len(study.cells)
     for cell in study.cells:
-        settings = {key: value for key, value in cell.settings.items() if key != "recipe"}
-        config = with_settings(None, {"data": "x", "channels": 3, **flat(nested(settings))}, cell.name)
-        model, _, _ = build_model(config, classes=10)
-        assert sum(parameter.numel() for parameter in model.parameters()) < 3e6
+        model, _ = build_network(cell.settings)
+        assert sum(parameter.numel() for parameter in model.parameters()) < 9e6
+        assert cell.start is None or cell.start in {before.name for before in study.cells[: study.cells.index(cell)]}
 
 
 def test_the_table_says_what_is_missing() -> None:
     study = read_study("positions")
-    one = {"top1": 0.5, "seconds": 60.0, "parameters": 1000, "others": {}}
+    one = {"top1": 0.5, "seconds": 60.0, "parameters": 1000, "steps": 900, "others": {}}
     rows = {cell.name: [] for cell in study.cells} | {"none": [one, {**one, "top1": 0.52}]}
     lines = _table(study, rows).split("\n")
-    assert lines[2] == "| none | 51.00 | 1.41 | 2 | 1,000 | 1.0 |"
+    assert lines[2] == "| none | 51.00 ± 1.41 | 2 | 1,000 | 11 | 1.0 |"
     assert "not run yet" in lines[3]
 
 
-def test_a_cell_is_trained_measured_and_not_trained_again(tmp_path: Path) -> None:
-    settings = {"model": "vit-pico7", "network.depth": 1, "steps": 4, "batch_size": 32, "device": "cpu"}
-    told = json.dumps({"cell": "x", "settings": settings, "evaluations": {"at 35 px": {"image_size": [35, 35]}}})
-    command = [sys.executable, "-m", "studies.cell", "builtin:digits", str(tmp_path / "run"), "3", told]
-    subprocess.run(command, check=True, timeout=120)
-    found = json.loads((tmp_path / "run" / "study.json").read_text())
-    assert found["seed"] == 3
-    assert found["steps"] == 4
-    assert 0 <= found["others"]["at 35 px"] <= 1
-    subprocess.run(command, check=True, timeout=120)
-    assert json.loads((tmp_path / "run" / "study.json").read_text()) == found
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    """Ten pictures of each digit to train on and five to test on, as shards."""
+    found = open_data("builtin:digits")
+    by_class = {label: [item for item in found.splits["train"] if item.label == label] for label in range(10)}
+    folder = tmp_path / "digits"
+    folder.mkdir()
+    (folder / "classes.txt").write_text("\n".join(found.classes))
+    for split, part in (("train", slice(10)), ("test", slice(10, 15))):
+        with tarfile.open(folder / f"{split}-000.tar", "w") as tar:
+            for label, items in by_class.items():
+                for number, item in enumerate(items[part]):
+                    written = io.BytesIO()
+                    pixels = item.source.read()
+                    assert isinstance(pixels, np.ndarray)
+                    Image.fromarray(pixels.squeeze()).save(written, "PNG")
+                    for suffix, content in (("png", written.getvalue()), ("cls", str(label).encode())):
+                        info = tarfile.TarInfo(f"{label}-{number}.{suffix}")
+                        info.size = len(content)
+                        tar.addfile(info, io.BytesIO(content))
+    return folder
+
+
+SMALL = {
+    "model": "vit-pico7",
+    "image_size": 28,
+    "network.depth": 1,
+    "steps": 3,
+    "batch_size": 32,
+    "device": "cpu",
+    "channels": 3,
+}
+
+
+def test_cells_are_trained_measured_and_not_trained_again(digits: Path, tmp_path: Path) -> None:
+    evaluations = {
+        "at 35 px": {"image_size": [35, 35]},
+        "packed": {"packed": [21, 28]},
+        "canvas": {"canvas": 35, "image_size": [35, 35]},
+        "10-NN": {"knn": 3},
+        "probe": {"few_shot": 10},
+    }
+    first = Job("x", Cell("first", SMALL, evaluations), 3)
+    then = Job("x", Cell("then", SMALL, images=50, start="first"), 3)
+    fresh = Job("x", Cell("fresh", SMALL, {"10-NN": {"knn": 3}}, untrained=True), 3)
+    for job in (first, then, fresh):
+        run_cell(job, str(digits), tmp_path)
+    found = json.loads((first.folder(tmp_path) / "study.json").read_text())
+    assert (found["seed"], found["steps"]) == (3, 3)
+    assert found["others"].keys() == evaluations.keys()
+    assert all(0 <= value <= 1 for value in found["others"].values())
+    run_cell(first, str(digits), tmp_path)
+    assert json.loads((first.folder(tmp_path) / "study.json").read_text()) == found
+    assert "first-seed3" in (then.folder(tmp_path) / "config.toml").read_text()
+    part = open_data(tmp_path / "data" / "images50")
+    assert Counter(item.label for item in part.splits["train"]) == dict.fromkeys(range(10), 5)
+    assert len(part.splits["test"]) == 50
+    untrained = json.loads((fresh.folder(tmp_path) / "study.json").read_text())
+    assert untrained["top1"] is None
+    assert untrained["steps"] == 0
+
+
+def test_packed_pictures_of_one_size_count_as_those_of_a_batch(digits: Path, tmp_path: Path) -> None:
+    job = Job("x", Cell("first", SMALL, {"packed": {"packed": [28]}}), 0)
+    run_cell(job, str(digits), tmp_path)
+    found = json.loads((job.folder(tmp_path) / "study.json").read_text())
+    assert found["others"]["packed"] == found["top1"]
+
+
+def test_a_canvas_keeps_every_pixel_of_the_picture() -> None:
+    picture = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+    whole = on_canvas(picture, 9, random.Random(0))
+    assert whole.size == (9, 9)
+    left, top, right, bottom = ImageChops.difference(whole, Image.new("RGB", (9, 9), (127,) * 3)).getbbox() or (0,) * 4
+    assert (right - left, bottom - top) == (4, 4)
+    assert whole.crop((left, top, right, bottom)).tobytes() == picture.tobytes()
 
 
 def test_a_page_keeps_the_words_around_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,16 +122,16 @@ def test_a_page_keeps_the_words_around_its_table(tmp_path: Path, monkeypatch: py
     study = read_study("axial")
     report.write_report(study, tmp_path)
     page = tmp_path / "results" / "axial.md"
-    assert page.read_text().count("not run yet") == 3
+    assert page.read_text().count("not run yet") == 4
     page.write_text(page.read_text() + "What this says.\n")
     folder = next(study.jobs()).folder(tmp_path)
     folder.mkdir(parents=True)
-    found = {"cell": study.cells[0].name, "top1": 0.5, "seconds": 60.0, "parameters": 1000, "others": {}}
+    found = {"cell": study.cells[0].name, "top1": 0.5, "seconds": 60.0, "parameters": 1000, "steps": 9, "others": {}}
     (folder / "study.json").write_text(json.dumps(found))
     report.write_report(study, tmp_path)
     text = page.read_text()
     assert text.count(report.BEGIN) == text.count(report.END) == 1
-    assert text.count("not run yet") == 2
+    assert text.count("not run yet") == 3
     assert "| 50.00 |" in text
     assert text.endswith("What this says.\n")
     assert (tmp_path / "results" / "axial.png").is_file()
