@@ -1,6 +1,7 @@
 """One cell of a study: train, or go on with training, measure, and write study.json beside the run."""
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from itertools import cycle
@@ -49,6 +50,8 @@ def run_cell(job: Job, data: str, place: Path) -> None:
 
 def _trained(settings: dict[str, Any], data: str, run: Path) -> dict[str, Any]:
     has_begun = (run / "config.toml").is_file()
+    if run.is_dir() and not has_begun:
+        shutil.rmtree(run)  # it was ended before its settings were written
     events = train(resume=run) if has_begun else train(data, out=run, **nested(settings))
     finished = next(event for event in events if isinstance(event, Finished))
     report = json.loads((run / "report.json").read_text())

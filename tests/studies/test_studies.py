@@ -65,6 +65,7 @@ def digits(tmp_path: Path) -> Path:
 SMALL = {
     "model": "vit-pico7",
     "image_size": 28,
+    "resize": "squash",
     "network.depth": 1,
     "steps": 3,
     "batch_size": 32,
