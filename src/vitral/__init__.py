@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vitral.predict import Predictor as Predictor
     from vitral.preprocess import Preprocess as Preprocess
     from vitral.show.report import write_report as write_report
+    from vitral.suites.run import run_suite as run_suite
     from vitral.weights.checkpoint import Checkpoint as Checkpoint
     from vitral.weights.load import load as load
     from vitral.weights.report import Report as Report
@@ -56,6 +57,7 @@ _HOME = {
     "evaluate": "measure.evaluate",
     "load": "weights.load",
     "record_attention": "model.record",
+    "run_suite": "suites.run",
     "save": "weights.save",
     "write_report": "show.report",
 }
@@ -82,6 +84,7 @@ __all__ = [
     "evaluate",
     "load",
     "record_attention",
+    "run_suite",
     "save",
     "train",  # pyright: ignore[reportUnsupportedDunderAll]
     "write_report",

@@ -13,6 +13,8 @@ from PIL import Image
 import vitral
 from tests.cli.typed import typed as run
 from vitral.errors import DataError
+from vitral.show.suite import show_suite
+from vitral.suites.run import SuiteResult
 from vitral.suites.vtab import GROUPS, TASKS, find_task, open_task
 
 pa = pytest.importorskip("pyarrow")
@@ -188,6 +190,36 @@ def test_what_is_missing_is_said_and_the_rest_reported(tmp_path: Path) -> None:
     assert "not measured: pets" in done.stdout
     assert "not there: caltech101" in done.stdout
     assert "not the paper's protocol: steps=20, batch_size=16" in done.stdout
+
+
+def test_other_data_in_a_tasks_place_are_named_so(tmp_path: Path) -> None:
+    rows = [
+        (split, str(number % 4), picture(place * 100 + number, number % 4, 4))
+        for place, split in enumerate(("train", "test"))
+        for number in range(40)
+    ]
+    write_shards(tmp_path / "cifar100=four-colours", rows)
+    stand_in("camelyon", tmp_path, write_folders, each=20)
+    model = vitral.create("vit-pico8", image_size=16, width=24, heads=3, depth=1, mlp_width=48)
+    vitral.save(model, tmp_path / "model.safetensors")
+    *_, found = vitral.run_suite(
+        str(tmp_path / "model.safetensors"), tmp_path, steps=2, image_size=(16, 16), batch_size=8
+    )
+    assert isinstance(found, SuiteResult)
+    assert [(task.task, task.stand_in) for task in found.tasks] == [("cifar100", "four-colours"), ("camelyon", None)]
+    assert found.tasks[0].train_images == 40  # 36 and the 4 that were cut off
+    write_shards(tmp_path / "cifar100=others", rows)
+    with pytest.raises(DataError, match="2 things in the place of cifar100"):
+        list(vitral.run_suite(str(tmp_path / "model.safetensors"), tmp_path))
+
+
+def test_what_stands_in_has_none_of_the_papers_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    task = {"group": "natural", "top1": 0.5, "low": 0.4, "high": 0.6, "images": 9, "papers": (85.5, 81.9, 84.1)}
+    told = {"papers": ["H"], "groups": {"natural": 0.5}, "failed": {}, "missing": (), "changed": {}}
+    show_suite(told | {"tasks": [task | {"task": "cifar100", "stand_in": "cifar10"}]})
+    shown = capsys.readouterr().out
+    assert "cifar100: cifar10 in its place" in shown
+    assert "85.5" not in shown
 
 
 @pytest.mark.parametrize(

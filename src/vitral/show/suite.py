@@ -17,8 +17,9 @@ def show_suite(told: dict[str, Any]) -> None:
         tasks = [task for task in told["tasks"] if task["group"] == group]
         for task in tasks:
             interval = f"{100 * task['low']:.1f} to {100 * task['high']:.1f}"
-            papers = (f"{score:.1f}" for score in task["papers"])
-            table.add_row(task["task"], f"{100 * task['top1']:.1f}", interval, f"{task['images']:,}", *papers)
+            papers = ("-" if task["stand_in"] else f"{score:.1f}" for score in task["papers"])
+            name = f"{task['task']}: {task['stand_in']} in its place" if task["stand_in"] else task["task"]
+            table.add_row(name, f"{100 * task['top1']:.1f}", interval, f"{task['images']:,}", *papers)
         if tasks:
             table.add_row(f"{group}, mean of {len(tasks)}", *_means(tasks, told), style="bold")
     if told["tasks"]:
@@ -38,5 +39,8 @@ def _means(tasks: list[dict[str, Any]], told: dict[str, Any]) -> list[str]:
     def mean(values: list[float]) -> float:
         return sum(values) / len(values)
 
-    papers = [f"{mean([task['papers'][column] for task in tasks]):.1f}" for column in range(len(told["papers"]))]
+    if any(task["stand_in"] for task in tasks):
+        papers = ["-"] * len(told["papers"])
+    else:
+        papers = [f"{mean([task['papers'][column] for task in tasks]):.1f}" for column in range(len(told["papers"]))]
     return [f"{100 * mean([task['top1'] for task in tasks]):.1f}", "", "", *papers]

@@ -1,8 +1,8 @@
 """VTAB-1k (Zhai et al. 2019), as the paper uses it: 19 tasks of 1,000 training pictures each, what their labels are,
 and which pictures are trained on.
 
-and shards keep their order, which decides what the first 800 are; class folders are ordered by a hash of the names.
-and shards keep their order, which decides what the first 800 are; pictures in class folders are ordered by a hash.
+Tables and shards keep their order, which decides what the first 800 are; pictures in class folders are ordered by a
+hash of their names.
 """
 
 import hashlib
@@ -70,19 +70,31 @@ TASKS = {task.name: task for task in (
     Task(name="smallnorb-elevation", group="structured", classes=9, papers=(51.2, 51.1, 41.7)),
 )}  # fmt: skip
 PAPERS = ("H/14 JFT", "L/16 JFT", "L/16 I21k")
+TABLES = (".parquet", ".csv", ".tsv")
 NO_VEHICLE = 1000.0
 """What KITTI's pictures without a vehicle count as, in metres."""
 
 
-def find_task(name: str, place: Path) -> Path | None:
-    """Where a task lies below a place."""
-    candidates = (place / name, *(place / f"{name}{ending}" for ending in (".parquet", ".csv", ".tsv")))
-    return next((path for path in candidates if path.exists()), None)
+def find_task(name: str, place: Path) -> tuple[Path, str | None] | None:
+    """Where a task lies below a place, and what stands in its place: ``cifar100=cifar10`` is CIFAR-10 as CIFAR-100."""
+    candidates = (place / name, *(place / f"{name}{ending}" for ending in TABLES))
+    if found := next((path for path in candidates if path.exists()), None):
+        return found, None
+    others = sorted(place.glob(f"{name}=*"))
+    if len(others) > 1:
+        told = ", ".join(path.name for path in others)
+        raise DataError(f"{place} has {len(others)} things in the place of {name}: {told}.", hint="Leave one of them.")
+    for path in others:
+        return path, path.name.removesuffix(path.suffix if path.suffix in TABLES else "").partition("=")[2]
+    return None
 
 
-def open_task(task: Task, path: Path) -> Dataset:
-    """The task's own splits: train (800 + 200), val (the 200 of them), test."""
-    found = with_classes(open_data(path), task)
+def open_task(task: Task, path: Path, stand_in: str | None = None) -> Dataset:
+    """The task's own splits: train (800 + 200), val (the 200 of them), test. What stands in its place has classes of
+    its own."""
+    found = open_data(path) if stand_in else with_classes(open_data(path), task)
+    if found.multi_label:
+        raise DataError(f"{found.name} has several labels a picture, and {task.name} has one.")
     is_folders = path.is_dir() and not any(path.glob("*.tar"))
     splits = {name: by_hash(items) if is_folders else list(items) for name, items in found.splits.items()}
     train, val, test = (splits.get(name, []) for name in ("train", "val", "test"))
@@ -101,8 +113,6 @@ def open_task(task: Task, path: Path) -> Dataset:
 
 def with_classes(data: Dataset, task: Task) -> Dataset:
     """The same pictures with the classes of the task."""
-    if data.multi_label:
-        raise DataError(f"{data.name} has several labels a picture, and {task.name} has one.")
     if task.bin is None:
         if len(data.classes) != task.classes:
             raise DataError(f"{data.name} has {len(data.classes)} classes, and {task.name} has {task.classes}.")
