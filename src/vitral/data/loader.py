@@ -23,6 +23,7 @@ from vitral.preprocess import Preprocess
 
 SMALL_PICTURE = 96 * 96
 CACHE_BYTES = 2**30
+PIECE = 2**24
 _ORDER = 2**40 - 1  # the "sample" whose randomness is the order of an epoch
 Job = tuple[int, int]
 """Epoch and item."""
@@ -54,7 +55,7 @@ class Pictures(TorchDataset[tuple[int, Tensor | str]]):
     ):
         self.items, self.preprocess, self.how, self.seed, self.patch = items, preprocess, how, seed, patch
         self.keep = _is_worth_keeping(items, preprocess.channels)
-        self.kept: dict[int, Pixels] = {}
+        self.kept = Kept()
 
     def __len__(self) -> int:
         return len(self.items)
@@ -72,19 +73,39 @@ class Pictures(TorchDataset[tuple[int, Tensor | str]]):
 
     def content(self, index: int) -> bytes | Pixels:
         """Small pictures are decoded once and kept."""
-        if index in self.kept:
-            return self.kept[index]
+        if (known := self.kept.pictures.get(index)) is not None:
+            return known
         content = self.items[index].source.read()
         if isinstance(content, np.ndarray) and content.shape[2] != self.preprocess.channels:
             content = np.repeat(content[..., :1], self.preprocess.channels, axis=2)
         if self.keep:
             if isinstance(content, bytes):
                 content = decode(content, self.preprocess.channels, background=self.preprocess.background)
-            self.kept[index] = content
+            content = self.kept.add(index, content)
         return content
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"kept": {}}
+        return self.__dict__ | {"kept": Kept()}
+
+
+class Kept:
+    """Decoded pictures in a few large pieces of memory. Each by itself they would come to lie between the tensors of the
+    network, whose places could then not be joined again: CIFAR-10 would take 4 GB more."""
+
+    def __init__(self) -> None:
+        self.pictures: dict[int, Pixels] = {}
+        self._piece = np.empty(0, np.uint8)
+        self._used = 0
+
+    def add(self, index: int, picture: Pixels) -> Pixels:
+        end = self._used + picture.size
+        if end > self._piece.size:
+            self._piece, self._used, end = np.empty(max(PIECE, picture.size), np.uint8), 0, picture.size
+        kept = self._piece[self._used : end].reshape(picture.shape)
+        kept[:] = picture
+        self._used = end
+        self.pictures[index] = kept
+        return kept
 
 
 def _is_worth_keeping(items: Sequence[Item], channels: int) -> bool:
