@@ -12,7 +12,7 @@ import vitral
 from tests.data.pictures import class_folders, encoded, photo
 from vitral import Preprocess
 from vitral.data.augment import Augment, augment, inception_box, random_generator, resized_box
-from vitral.data.loader import Loader, Pictures
+from vitral.data.loader import Kept, Loader, Pictures
 from vitral.data.sources import open_data
 
 EVERYTHING = Augment(
@@ -218,3 +218,15 @@ def test_every_key_has_its_own_randomness(recwarn: pytest.WarningsRecorder) -> N
     assert len({random_generator(*key).random() for key in keys}) == len(keys)
     assert not recwarn.list
     assert random_generator(3, 2, 1).random() == np.random.Generator(np.random.Philox(key=[3, (2 << 40) | 1])).random()
+
+
+def test_kept_pictures_lie_together_and_keep_their_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitral.data.loader.PIECE", 1000)
+    random = np.random.default_rng(0)
+    pictures = [random.integers(0, 256, shape, dtype=np.uint8) for shape in [(8, 6, 3)] * 9 + [(30, 40, 1), (2, 2, 3)]]
+    kept = Kept()
+    given = [kept.add(number, picture) for number, picture in enumerate(pictures)]
+    for number, picture in enumerate(pictures):
+        assert np.array_equal(given[number], picture)
+        assert np.array_equal(kept.pictures[number], picture)
+    assert len({id(picture.base) for picture in given}) == 4  # six of 144 bytes, three, the large one, and the last

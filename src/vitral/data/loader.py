@@ -89,7 +89,7 @@ class Pictures(TorchDataset[tuple[int, Tensor | str]]):
 
 
 class Kept:
-    """Decoded pictures in a few large pieces of memory. Each by itself they would come to lie between the tensors of the
+    """Decoded pictures in a few large pieces of memory. One by one they would come to lie between the tensors of the
     network, whose places could then not be joined again: CIFAR-10 would take 4 GB more."""
 
     def __init__(self) -> None:
