@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import vitral
@@ -81,6 +82,27 @@ def test_convert_and_compare(to: str, target: str, tmp_path: Path) -> None:
     result: dict[str, Any] = json.loads(done.stdout)
     assert result["difference"] <= 1e-5
     assert result["from"] == "google"
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_half_the_size_can_be_asked_used_and_trained_on(precision: str, tmp_path: Path) -> None:
+    vitral.save(small_model(), tmp_path / "x.safetensors")
+    source, target = (str(tmp_path / name) for name in ("x.safetensors", "half.safetensors"))
+    told = run("convert", source, target, "--to", "native", "--precision", precision)
+    assert told.returncode == 0, told.stderr
+    assert f"Rounding to {precision} changed them by" in told.stdout
+    assert Path(target).stat().st_size < 0.6 * Path(source).stat().st_size
+    picture = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    whole, half = (vitral.Predictor(path)(picture).probabilities for path in (source, target))
+    assert np.abs(whole - half).max() < 1e-2
+    assert not np.array_equal(whole, half)
+    given = vitral.load(target)
+    vitral.Predictor(given)(picture)
+    assert str(given.model.norm.weight.dtype) == f"torch.{precision}"  # what was given stays what it is
+    assert run("describe", target).returncode == 0
+    words = ["train", "builtin:digits", "--from", target, "--steps", "1", "--batch-size", "8", "--device", "cpu"]
+    done = run(*words, "--out", str(tmp_path / "run"), "--format", "quiet")
+    assert done.returncode == 0, done.stderr
 
 
 def test_convert_overwrites_only_when_told(tmp_path: Path) -> None:

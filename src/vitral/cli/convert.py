@@ -27,6 +27,10 @@ def convert(
             show_default=False,
         ),
     ] = (),
+    precision: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        Parameter(help="Round the numbers: half the size. By default they stay as they are."),
+    ] = None,
     overwrite: Annotated[bool, Parameter(help="Replace the target if it exists.", negative="")] = False,
     format: Annotated[Format, Parameter(help="human: a sentence; json: everything; quiet: nothing.")] = "human",
 ) -> None:
@@ -40,7 +44,7 @@ def convert(
         The file to write: .safetensors for native, .npz for google and big_vision, .safetensors or .pth for the others;
         for timm and huggingface also a folder.
     """
-    result = convert_checkpoint(source, target, to, parse_fields(set), overwrite=overwrite)
+    result = convert_checkpoint(source, target, to, parse_fields(set), precision, overwrite=overwrite)
     if format == "json":
         show_json(result)
     elif format == "human":
@@ -49,6 +53,7 @@ def convert(
                 f"{source} ({result['from']}) -> {target} ({to})",
                 f"Loaded again and compared on {result['images']} images: largest difference of features and logits "
                 f"{result['difference']:.1e}.",
+                *([] if precision is None else [f"Rounding to {precision} changed them by {result['rounding']:.1e}."]),
                 *result["notes"],
                 *(f"assumed: {sentence}" for sentence in result["report"]["assumed"]),
                 *(f"warning: {sentence}" for sentence in result["report"]["warnings"]),
@@ -56,7 +61,9 @@ def convert(
         )
 
 
-def convert_checkpoint(source: str, target: Path, to: str, asked: dict[str, Any], *, overwrite: bool) -> dict[str, Any]:
+def convert_checkpoint(
+    source: str, target: Path, to: str, asked: dict[str, Any], precision: str | None, *, overwrite: bool
+) -> dict[str, Any]:
     from vitral.weights.files import is_file
     from vitral.weights.load import load
     from vitral.weights.save import save
@@ -67,6 +74,7 @@ def convert_checkpoint(source: str, target: Path, to: str, asked: dict[str, Any]
     changes = {name.removeprefix("preprocess."): asked.pop(name) for name in of_pictures}
     loaded = load(source, preprocess=changes or None, **asked)
     assert loaded.report is not None
+    rounding = 0.0 if precision is None else round_to(loaded.model, precision)
     aside = target.with_name(f".{target.stem}.new{target.suffix if is_file(target) else ''}")
     try:
         written = save(loaded, aside, dialect=to)
@@ -85,10 +93,22 @@ def convert_checkpoint(source: str, target: Path, to: str, asked: dict[str, Any]
         "target": str(target),
         "to": to,
         "difference": difference,
+        "rounding": rounding,
         "images": images,
         "notes": list(written.notes),
         "report": loaded.report.as_dict(),
     }
+
+
+def round_to(model: Any, precision: str) -> float:
+    """In place; how far its answers are then from those that it gave before."""
+    from copy import deepcopy
+
+    import torch
+
+    before = deepcopy(model)
+    model.to(getattr(torch, precision))
+    return compare(before, deepcopy(model))[0]
 
 
 def put_in_place(aside: Path, target: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,12 @@ def to_device(images: Images, preprocess: Preprocess, device: torch.device) -> I
     return [normalise(image.to(device), preprocess) for image in images]
 
 
+def in_float32(model: Network) -> Network:
+    """The model itself, or a copy of one that has other numbers."""
+    is_float32 = all(tensor.dtype == torch.float32 for tensor in model.parameters())
+    return model if is_float32 else deepcopy(model).float()
+
+
 def make_ready(
     source: str | Path | Checkpoint,
     *,
@@ -122,7 +129,7 @@ def make_ready(
         raise ConfigError("A Checkpoint has its size.", hint=f"vitral.load(..., image_size={image_size})")
     classes = checkpoint.model.config.num_classes
     return Ready(
-        model=checkpoint.model.eval().to(place),
+        model=in_float32(checkpoint.model).eval().to(place),
         preprocess=checkpoint.preprocess,
         labels=checkpoint.labels or tuple(str(number) for number in range(classes)),
         has_names=checkpoint.labels is not None,

@@ -37,7 +37,7 @@ def build_model(config: TrainConfig, classes: int) -> tuple[Network, Preprocess,
         fields = with_rates(config, own, of_vit) | fields
         loaded = load(config.from_weights, image_size=size, channels=channels, **fields)
         done = [] if loaded.report is None else [*loaded.report.resized.values(), *loaded.report.warnings]
-        return loaded.model, replace(loaded.preprocess, resize=config.resize), done
+        return loaded.model.float(), replace(loaded.preprocess, resize=config.resize), done
     fields = {"image_size": size, "channels": channels, **fields}
     pair = size if isinstance(size, tuple) else (size, size)
     crop = 0.875 if config.resize == "crop" else 1.0
