@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from vitral.errors import ConfigError, VitralError, WeightsError
 from vitral.show.console import Format, show_json, show_lines
 
-Dialect = Literal["native", "google", "big_vision", "timm", "huggingface", "torchvision"]
+Dialect = Literal["native", "google", "big_vision", "timm", "huggingface", "torchvision", "bit"]
 TOLERANCE = 1e-5
 
 
@@ -41,8 +41,8 @@ def convert(
     source
         A file, a folder, or hf:owner/name.
     target
-        The file to write: .safetensors for native, .npz for google and big_vision, .safetensors or .pth for the others;
-        for timm and huggingface also a folder.
+        The file to write: .safetensors for native, .npz for google, big_vision and bit, .safetensors or .pth for the
+        others; for timm and huggingface also a folder.
     """
     result = convert_checkpoint(source, target, to, parse_fields(set), precision, overwrite=overwrite)
     if format == "json":

@@ -51,7 +51,10 @@ def gather_layers(
     settled = with_settings(None, {"data": place}, origin)
     if recipe not in (None, "none"):
         path = recipe_path(recipe)
-        settled = over(settled, read_toml(path), f"the recipe {path.name}")
+        content = read_toml(path)
+        if str(given.get("model") or in_file.get("model")).lower().startswith("bit"):
+            content = {name: value for name, value in content.items() if not name.startswith("network.")}  # a ViT's
+        settled = over(settled, content, f"the recipe {path.name}")
     settled = over(settled, in_file, f"--config {config}")
     return Settled(over(settled, {**given, "data": place}, origin), opened, tuple(made))
 

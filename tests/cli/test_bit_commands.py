@@ -1,0 +1,74 @@
+"""The paper's CNN baseline goes through the same commands as a ViT."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitral
+from tests.cli.typed import typed as run
+from tests.data.pictures import class_folders
+from vitral.train.begin import train
+from vitral.train.events import Finished
+
+SMALL = {"stages": [1, 1, 1, 1]}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps of one unit a stage."""
+    folder = tmp_path_factory.mktemp("bit") / "run"
+    data = class_folders(folder.with_name("data"), {"a": 20, "b": 20, "c": 20}, size=(32, 32))
+    config = folder.with_name("bit.toml")
+    config.write_text("network = {stages = [1, 1, 1, 1]}\n")
+    words = ["--model", "bit-r50x1", "--config", str(config), "--steps", "2", "--batch-size", "16", "--device", "cpu"]
+    done = run("train", str(data), *words, "--out", str(folder), "--format", "quiet")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_it_is_evaluated_predicts_and_has_features(trained: Path, tmp_path: Path) -> None:
+    told = json.loads(run("evaluate", str(trained), "--format", "json").stdout)
+    assert told["top1"] == pytest.approx(json.loads((trained / "report.json").read_text())["held_out"]["top1"])
+    assert (trained / "report.html").is_file()
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    shown = run("predict", str(trained), str(tmp_path / "photo.png"), "--format", "json")
+    assert shown.returncode == 0, shown.stderr
+    row = json.loads(shown.stdout.splitlines()[0])
+    direct = vitral.Predictor(trained)(tmp_path / "photo.png")
+    assert row["top"][0]["label"] == direct.top(1)[0][0]
+    done = run("features", str(trained), str(tmp_path / "photo.png"), "--out", str(tmp_path / "x.npz"))
+    assert done.returncode == 0, done.stderr
+    assert np.load(tmp_path / "x.npz")["features"].shape == (1, 2048)
+
+
+def test_it_goes_to_googles_file_and_back(trained: Path, tmp_path: Path) -> None:
+    source, target = str(trained / "model.safetensors"), str(tmp_path / "bit.npz")
+    done = run("convert", source, target, "--to", "bit", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["difference"] <= 1e-5
+    assert "bit" in run("describe", target).stdout.lower()
+
+
+def test_it_is_fine_tuned_at_another_size_by_its_rule(trained: Path, tmp_path: Path) -> None:
+    events = train(
+        str(trained.with_name("data")),
+        from_weights=str(trained / "model.safetensors"),
+        recipe="bit-small",
+        image_size=40,
+        steps=1,
+        batch_size=8,
+        device="cpu",
+        out=tmp_path / "run",
+    )
+    assert isinstance([*events][-1], Finished)
+
+
+def test_it_has_no_attention_to_look_at() -> None:
+    model = vitral.create("bit-r50x1", **SMALL, num_classes=3, image_size=32)
+    with pytest.raises(vitral.ConfigError, match="attention"), vitral.record_attention(model):
+        model(torch.randn(1, 3, 32, 32))
