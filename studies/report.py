@@ -27,8 +27,9 @@ def write_report(study: Study, place: Path) -> None:
     text = page.read_text(encoding="utf-8") if page.is_file() else _page(study)
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{_table(study, rows)}\n{END}{after}", encoding="utf-8")
-    if any(rows.values()):
+    picture = f"\n\n![{study.title}]({study.name}.png)" if any(rows.values()) else ""
+    page.write_text(f"{before}{BEGIN}\n{_table(study, rows)}{picture}\n{END}{after}", encoding="utf-8")
+    if picture:
         _draw(study, rows)
         content = {"study": study.name, "cells": rows}
         (RESULTS / f"{study.name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -48,7 +49,7 @@ def _page(study: Study) -> str:
     return (
         f"# {study.title}\n\n{study.question}\n\n"
         f"`python -m studies.run {study.name} SHARDS`, settings in {settings}.\n\n"
-        f"{BEGIN}\n{END}\n\n![{study.title}]({study.name}.png)\n\n## The paper's\n\n{study.paper}\n"
+        f"{BEGIN}\n{END}\n\n## The paper's\n\n{study.paper}\n"
     )
 
 

@@ -2,7 +2,7 @@
 interrupted goes on where it was.
 
     python -m studies.run positions SHARDS --place runs/studies
-    python -m studies.run --all SHARDS --place runs/studies
+    python -m studies.run all SHARDS --place runs/studies
     python -m studies.run positions --report --place runs/studies     # the table and the plot, of what there is
 """
 
@@ -53,17 +53,14 @@ def run_jobs(jobs: list[Job], data: str, place: Path, *, at_a_time: int, threads
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", nargs="?", choices=names(), help=", ".join(names()))
+    parser.add_argument("study", choices=[*names(), "all"])
     parser.add_argument("data", nargs="?", help="CIFAR-10 as tar shards")
-    parser.add_argument("--all", action="store_true", help="every study, one after the other")
     parser.add_argument("--place", type=Path, default=Path("runs/studies"), help="where the runs are kept")
     parser.add_argument("--jobs", type=int, default=2, help="cells at a time")
     parser.add_argument("--threads", type=int, default=1, help="cores of each")
     parser.add_argument("--report", action="store_true", help="only write docs/results from what is there")
     options = parser.parse_args()
-    if options.all and options.data is None:
-        options.data, options.study = options.study, None
-    chosen: list[str] = names() if options.all else [str(options.study)]
+    chosen = names() if options.study == "all" else [options.study]
     if not options.report:
         if options.data is None:
             parser.error("the data are missing: CIFAR-10 as tar shards")
