@@ -18,11 +18,11 @@ from vitral.data.sources import open_data
 from vitral.measure.ready import make_ready
 from vitral.model.network import Network
 from vitral.preprocess import Preprocess
-from vitral.train.begin import train
+from vitral.train.begin import train, train_settled
 from vitral.train.build import build_model
 from vitral.train.config import with_settings
 from vitral.train.events import Finished
-from vitral.train.layers import flat
+from vitral.train.layers import gather_layers
 
 
 def main(study: str, cell: str, seed: str, data: str, place: str) -> None:
@@ -32,16 +32,13 @@ def main(study: str, cell: str, seed: str, data: str, place: str) -> None:
 
 def run_cell(job: Job, data: str, place: Path) -> None:
     run, cell = job.folder(place), job.cell
-    settings: dict[str, Any] = {"recipe": "none", **cell.settings, "seed": job.seed}
+    settings: dict[str, Any] = {**cell.settings, "seed": job.seed}
     if cell.start is not None:
-        settings["from_weights"] = str(job.folder(place, cell.start) / "model.safetensors")
+        settings["from"] = str(job.folder(place, cell.start) / "model.safetensors")
         settings.pop("model")
     pictures = pictures_for(data, place, cell.images, cell.canvas)
-    found = {
-        "cell": cell.name,
-        "seed": job.seed,
-        **(_untrained(settings, run) if cell.untrained else _trained(settings, pictures, run)),
-    }
+    found = _untrained(settings, run) if cell.untrained else _trained(settings, pictures, run)
+    found = {"cell": cell.name, "seed": job.seed, "settings": cell.settings, **found}
     found["others"] = {name: measure(run, data, place, how) for name, how in cell.evaluations.items()}
     aside = run / "study.json.part"
     aside.write_text(json.dumps(found, indent=1))
@@ -52,11 +49,17 @@ def _trained(settings: dict[str, Any], data: str, run: Path) -> dict[str, Any]:
     has_begun = (run / "config.toml").is_file()
     if run.is_dir() and not has_begun:
         shutil.rmtree(run)  # it was ended before its settings were written
-    events = train(resume=run) if has_begun else train(data, out=run, **nested(settings))
-    finished = next(event for event in events if isinstance(event, Finished))
+    if has_begun:
+        events = train(data, resume=run, **settings)  # refuses settings that have changed since
+    else:
+        events = train_settled(*gather_layers(data, settings, recipe="none"), out=run)
+    *_, last = events
+    if not isinstance(last, Finished):
+        sys.exit(f"{run} was interrupted")
     report = json.loads((run / "report.json").read_text())
     kept = {"steps": report["steps"], "parameters": report["parameters"], "seconds": report["train_seconds"]}
-    return {"top1": finished.held_out.get("top1"), "loss": finished.held_out["loss"], **kept}
+    is_classifier = settings.get("objective", "classify") == "classify"  # others count colours, not pictures
+    return {"top1": last.held_out["top1"] if is_classifier else None, "loss": last.held_out["loss"], **kept}
 
 
 def _untrained(settings: dict[str, Any], run: Path) -> dict[str, Any]:
@@ -70,21 +73,8 @@ def _untrained(settings: dict[str, Any], run: Path) -> dict[str, Any]:
 
 def build_network(settings: dict[str, Any]) -> tuple[Network, Preprocess]:
     """As vitral train builds it."""
-    told = {name: value for name, value in settings.items() if name != "recipe"}
-    config = with_settings(None, {"data": "none", "channels": 3, **flat(nested(told))}, "the study")
+    config = with_settings(None, {"data": "none", "channels": 3, **settings}, "the study")
     return build_model(config, classes=10)[:2]
-
-
-def nested(settings: dict[str, Any]) -> dict[str, Any]:
-    """optim.lr -> optim: lr."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        section, dot, rest = name.partition(".")
-        if dot:
-            found.setdefault(section, {})[rest] = value
-        else:
-            found[name] = value
-    return found
 
 
 def measure(run: Path, data: str, place: Path, how: dict[str, Any]) -> float:

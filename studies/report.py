@@ -3,6 +3,7 @@ written by hand."""
 
 import json
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -15,7 +16,8 @@ RESULTS = Path(__file__).parent.parent / "docs" / "results"
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 LEGEND = (
     "Mean and standard deviation over the seeds, of all 10,000 test pictures. TFLOP: of the training, as the paper "
-    "counts it. Minutes: of training, on one core while another cell trained on the other."
+    "counts it. Minutes: of training with one thread, while another cell had the other core; the machine is shared, "
+    "and times scatter."
 )
 COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b7791f", "#4a5568")
 
@@ -25,6 +27,8 @@ def write_report(study: Study, place: Path) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     page = RESULTS / f"{study.name}.md"
     text = page.read_text(encoding="utf-8") if page.is_file() else _page(study)
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise ValueError(f"{page} must have {BEGIN} and {END} once, so that the words around them can be kept")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     picture = f"\n\n![{study.title}]({study.name}.png)" if any(rows.values()) else ""
@@ -136,7 +140,7 @@ def _lines(study: Study, rows: dict[str, list[dict[str, Any]]], pyplot: Any) -> 
                 if "line" in how and name in one["others"]:
                     lines.setdefault(how["line"], {}).setdefault(how["x"], []).append(100 * one["others"][name])
     figure, axes = pyplot.subplots(figsize=(7.5, 4.2), layout="constrained")
-    for (name, points), colour in zip(lines.items(), COLOURS, strict=False):
+    for (name, points), colour in zip(lines.items(), cycle(COLOURS), strict=False):
         places = sorted(points)
         axes.plot(places, [mean(points[x]) for x in places], color=colour, linewidth=1.5, label=name)
         for x in places:

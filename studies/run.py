@@ -26,7 +26,8 @@ def run_job(job: Job, data: str, place: Path, threads: int, before: "Future[str]
         return f"failed: it begins with {job.cell.start!r}, which failed"
     result = job.folder(place) / "study.json"
     if result.is_file():
-        return "was there"
+        was = json.loads(result.read_text())["settings"]
+        return "was there" if was == job.cell.settings else f"failed: {result.parent} has other settings; remove it"
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     words = [job.study, job.cell.name, str(job.seed), data, str(place)]
     start = time.perf_counter()
@@ -47,8 +48,12 @@ def run_jobs(jobs: list[Job], data: str, place: Path, *, at_a_time: int, threads
         for job in jobs:
             before = running.get((job.study, job.cell.start or "", job.seed))
             running[job.study, job.cell.name, job.seed] = pool.submit(run_job, job, data, place, threads, before)
-        for number, ((study, cell, seed), future) in enumerate(running.items(), 1):
-            print(f"[{number}/{len(jobs)}] {study}: {cell}, seed {seed}: {future.result()}", flush=True)
+        try:
+            for number, ((study, cell, seed), future) in enumerate(running.items(), 1):
+                print(f"[{number}/{len(jobs)}] {study}: {cell}, seed {seed}: {future.result()}", flush=True)
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            sys.exit("Interrupted; the same command goes on.")
 
 
 def main() -> None:

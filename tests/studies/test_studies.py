@@ -5,17 +5,19 @@ import json
 import random
 import tarfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageChops
 
+import vitral
 from studies import report
 from studies.cell import build_network, run_cell
 from studies.pictures import on_canvas
 from studies.plan import Cell, Job, names, read_study
-from studies.report import _table
+from studies.report import _table, training_flops
 from vitral.data.sources import open_data
 
 
@@ -23,6 +25,7 @@ from vitral.data.sources import open_data
 def test_every_cell_is_a_network_that_can_be_built(name: str) -> None:
     study = read_study(name)
     assert len(study.seeds) >= 2
+    assert all(cell.settings["tune.what"] == "all" for cell in study.cells)  # by itself, a checkpoint brings LoRA
     assert len({cell.name for cell in study.cells}) == len(study.cells)
     for cell in study.cells:
         model, _ = build_network(cell.settings)
@@ -35,7 +38,9 @@ def test_the_table_says_what_is_missing() -> None:
     one = {"top1": 0.5, "seconds": 60.0, "parameters": 1000, "steps": 900, "others": {}}
     rows = {cell.name: [] for cell in study.cells} | {"none": [one, {**one, "top1": 0.52}]}
     lines = _table(study, rows).split("\n")
-    assert lines[2] == "| none | 51.00 ± 1.41 | 2 | 1,000 | 11 | 1.0 |"
+    tflop = training_flops(study.cells[0]) / 1e12
+    assert tflop == pytest.approx(3 * 63e6 * 64 * study.cells[0].settings["steps"] / 1e12, rel=0.05)
+    assert lines[2] == f"| none | 51.00 ± 1.41 | 2 | 1,000 | {tflop:.0f} | 1.0 |"
     assert "not run yet" in lines[3]
 
 
@@ -63,6 +68,7 @@ def digits(tmp_path: Path) -> Path:
 
 
 SMALL = {
+    "tune.what": "all",
     "model": "vit-pico7",
     "image_size": 28,
     "resize": "squash",
@@ -93,6 +99,8 @@ def test_cells_are_trained_measured_and_not_trained_again(digits: Path, tmp_path
     assert all(0 <= value <= 1 for value in found["others"].values())
     run_cell(first, str(digits), tmp_path)
     assert json.loads((first.folder(tmp_path) / "study.json").read_text()) == found
+    with pytest.raises(vitral.ConfigError, match="batch_size"):
+        run_cell(replace(first, cell=replace(first.cell, settings=SMALL | {"batch_size": 16})), str(digits), tmp_path)
     assert "first-seed3" in (then.folder(tmp_path) / "config.toml").read_text()
     part = open_data(tmp_path / "data" / "images50")
     assert Counter(item.label for item in part.splits["train"]) == dict.fromkeys(range(10), 5)
