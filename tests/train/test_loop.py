@@ -1,6 +1,7 @@
 """Runs on small data: what is decided, what is written, what a resume does, what stops a run."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from vitral.data.splits import settle_splits
 from vitral.measure.metrics import Scores
 from vitral.train.begin import train
 from vitral.train.best import Best
-from vitral.train.events import Began, Decided, EpochEnded, Event, Finished, Stepped, Warned
+from vitral.train.events import Began, Decided, EpochEnded, Event, Finished, Interrupted, Saved, Stepped, Warned
 from vitral.train.learner import Learner, TrainingError
 from vitral.train.loop import Training
 from vitral.train.state import load_state
@@ -237,6 +238,22 @@ def test_early_stopping_and_time_budget(folder: Path, tmp_path: Path) -> None:
     events = run(folder, tmp_path / "b", epochs="auto", minutes=0.02)
     assert "fit the time" in [event for event in events if isinstance(event, Decided)][-1].reason
     assert "epochs = auto" not in (tmp_path / "b" / "config.toml").read_text()
+
+
+def test_many_short_epochs_are_not_all_measured_and_saved(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitral.train.loop.MOST_SCORED", 3)
+    whole = run(folder, tmp_path / "whole", batch_size=64, epochs=10)  # one batch an epoch
+    assert [event.epoch for event in whole if isinstance(event, EpochEnded)] == [2, 5, 8, 9]
+    assert len([event for event in whole if isinstance(event, Saved)]) == 4
+    for event in train(folder, out=tmp_path / "left", **{**TINY, "batch_size": 64, "epochs": 10}):
+        if isinstance(event, Stepped) and event.step == 5:
+            signal.raise_signal(signal.SIGTERM)  # at the end of an epoch that is not measured
+    assert isinstance(event, Interrupted)
+    assert event.step == 5
+    list(train(resume=tmp_path / "left"))
+    same(tmp_path / "whole", tmp_path / "left")
 
 
 @pytest.mark.parametrize("what", ["head", "last-blocks", "lora", "all"])

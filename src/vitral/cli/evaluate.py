@@ -28,7 +28,9 @@ def evaluate(
     real: Annotated[Path | None, Parameter(help="A JSON file of all true labels (ReaL).")] = None,
     image_size: Annotated[str | None, Parameter(help="Another size than it was trained at: 224, or HxW.")] = None,
     device: Annotated[str, Parameter(help="cpu, cuda, cuda:1, mps.")] = "auto",
-    precision: Annotated[str, Parameter(help="float32, bfloat16 or float16.")] = "float32",
+    precision: Annotated[
+        str | None, Parameter(help="float32, bfloat16 or float16; by default float32, in a suite the device's.")
+    ] = None,
     batch_size: Annotated[int | None, Parameter(help="Pictures at a time; by default 64, in a suite 512.")] = None,
     workers: Annotated[int, Parameter(help="Processes that load pictures.")] = 0,
     cache: Annotated[bool, Parameter(help="Keep features on the disk for the next time.")] = True,
@@ -68,7 +70,7 @@ def evaluate(
         label_map=label_map,
         real=real,
         device=device,
-        precision=precision,
+        precision=precision or "float32",
         batch_size=64 if batch_size is None else batch_size,
         workers=workers,
         image_size=parse_size(image_size),
@@ -108,7 +110,7 @@ def evaluate_suite(run: str, data: str | None, asked: dict[str, Any], format: Fo
     if data is None:
         raise ConfigError("--suite needs the place of its tasks.", hint="vitral evaluate RUN DIR --suite vtab-1k")
     model = str(Run.open(Path(run)).trained_model()) if Run.is_run(Path(run)) else run
-    told: dict[str, object] = {}
+    told: dict[str, Any] = {}
     with progress_bar("vtab-1k", quiet=format != "human") as move:
         for event in run_suite(model, data, **asked):
             if isinstance(event, TaskProgress):
@@ -121,6 +123,8 @@ def evaluate_suite(run: str, data: str | None, asked: dict[str, Any], format: Fo
         show_lines([f"{told['mean']:.4f}" if told["tasks"] else "nan"])
     else:
         show_suite(told)
+    if told["interrupted"]:
+        sys.exit(130)
     if told["failed"]:
         sys.exit(3)
 

@@ -11,14 +11,14 @@ def show_suite(told: dict[str, Any]) -> None:
     console = human_console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("task", no_wrap=True)
-    for title in ("top-1", "95 % interval", "pictures", *told["papers"]):
+    for title in ("top-1", "95 %\ninterval", "test\npictures", *(name.replace(" ", "\n") for name in told["papers"])):
         table.add_column(title, justify="right", no_wrap=True)
     for group in told["groups"]:
         tasks = [task for task in told["tasks"] if task["group"] == group]
         for task in tasks:
-            interval = f"{100 * task['low']:.1f} to {100 * task['high']:.1f}"
+            interval = f"{100 * task['low']:.1f}-{100 * task['high']:.1f}"
             papers = ("-" if task["stand_in"] else f"{score:.1f}" for score in task["papers"])
-            name = f"{task['task']}: {task['stand_in']} in its place" if task["stand_in"] else task["task"]
+            name = f"{task['stand_in']} for {task['task']}" if task["stand_in"] else task["task"]
             table.add_row(name, f"{100 * task['top1']:.1f}", interval, f"{task['images']:,}", *papers)
         if tasks:
             table.add_row(f"{group}, mean of {len(tasks)}", *_means(tasks, told), style="bold")
@@ -26,8 +26,19 @@ def show_suite(told: dict[str, Any]) -> None:
         table.add_row(f"mean of {len(told['tasks'])}", *_means(told["tasks"], told), style="bold")
     console.print(table)
     console.print("The paper's columns: table 9; their means are over the same tasks.", style="dim")
+    for task in told["tasks"]:
+        if task["stand_in"]:
+            said = f"{task['stand_in']} stands in the place of {task['task']}"
+            console.print(said, style="yellow", markup=False, soft_wrap=True)
+        if task["train_images"] < told["train_images"]:
+            said = (
+                f"{task['task']} was trained on {task['train_images']:,} pictures instead of {told['train_images']:,}"
+            )
+            console.print(said, style="yellow", soft_wrap=True)
     for name, reason in told["failed"].items():
         console.print(f"not measured: {name}: {reason}", style="yellow", markup=False, soft_wrap=True)
+    if told["interrupted"]:
+        console.print("interrupted: these are the tasks that were finished", style="yellow")
     if told["missing"]:
         console.print(f"not there: {', '.join(told['missing'])}", style="yellow", soft_wrap=True)
     if told["changed"]:

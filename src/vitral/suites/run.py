@@ -13,10 +13,11 @@ from typing import Any
 
 from vitral.data.items import Dataset
 from vitral.errors import DataError, VitralError
-from vitral.suites.vtab import GROUPS, PAPERS, TASKS, find_task, open_task
+from vitral.suites.vtab import GROUPS, PAPERS, TASKS, TRAIN, VAL, find_task, open_task
 from vitral.train.begin import train_settled
-from vitral.train.config import with_settings
-from vitral.train.events import Finished, Stepped
+from vitral.train.config import as_settings, with_settings
+from vitral.train.events import Finished, Interrupted, Stepped
+from vitral.train.layers import flat
 
 PROTOCOL: dict[str, Any] = {
     "steps": 2500,
@@ -32,8 +33,10 @@ PROTOCOL: dict[str, Any] = {
     "optim.layer_decay": 1.0,
     "optim.schedule": "cosine",
     "optim.warmup_steps": "auto",
+    "loss.class_weights": "none",
     "augment.crop": "none",
 }
+_OF_THE_MACHINE = ("device", "precision", "workers")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +52,11 @@ class TaskResult:
     stand_in: str | None = None
     """What was measured in the task's place; the paper's numbers are not about it."""
 
+    @property
+    def is_the_papers(self) -> bool:
+        """The task itself, with all of its training pictures."""
+        return self.stand_in is None and self.train_images == TRAIN + VAL
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuiteResult:
@@ -61,6 +69,8 @@ class SuiteResult:
     """Tasks that could not be used, and why."""
     changed: dict[str, Any]
     """What differs from the paper's protocol."""
+    interrupted: bool = False
+    """Whether tasks are left that were not begun or not finished."""
 
     def group_mean(self, group: str | None = None) -> float | None:
         scores = [task.top1 for task in self.tasks if group in (None, task.group)]
@@ -68,8 +78,15 @@ class SuiteResult:
 
     def as_dict(self) -> dict[str, Any]:
         groups = {group: self.group_mean(group) for group in GROUPS}
-        whole = len(self.tasks) == len(TASKS) and not any(task.stand_in for task in self.tasks)
-        return {**asdict(self), "groups": groups, "mean": self.group_mean(), "is_whole": whole, "papers": list(PAPERS)}
+        whole = len(self.tasks) == len(TASKS) and all(task.is_the_papers for task in self.tasks)
+        return {
+            **asdict(self),
+            "groups": groups,
+            "mean": self.group_mean(),
+            "is_whole": whole,
+            "papers": list(PAPERS),
+            "train_images": TRAIN + VAL,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,39 +108,52 @@ def run_suite(model: str, place: str | Path, **changes: Any) -> Iterator[TaskPro
     found = {name: there for name in TASKS if (there := find_task(name, folder)) is not None}
     if not found:
         raise DataError(f"{folder} holds none of the tasks.", hint=f"They are called {', '.join(TASKS)}.")
+    changes = flat(changes)
+    asked = as_settings(with_settings(None, {**PROTOCOL, **changes, "data": "", "from": model}, "vtab-1k"))
+    usual = as_settings(with_settings(None, {**PROTOCOL, "data": "", "from": model}, "vtab-1k"))
     results: list[TaskResult] = []
     failed: dict[str, str] = {}
+    interrupted = False
     for number, (name, (path, stand_in)) in enumerate(found.items()):
         try:
             data = open_task(TASKS[name], path, stand_in)
+            for event in learn_task(model, name, path, data, changes):
+                if isinstance(event, TaskProgress):
+                    done = number * event.total + event.done
+                    yield TaskProgress(task=name, done=done, total=len(found) * event.total)
+                elif isinstance(event, TaskResult):
+                    results.append(replace(event, stand_in=stand_in))
+                    yield results[-1]
+                else:
+                    interrupted = True
         except VitralError as error:
             failed[name] = str(error)
-            continue
-        for event in learn_task(model, name, path, data, changes):
-            if isinstance(event, TaskProgress):
-                yield TaskProgress(task=name, done=number * event.total + event.done, total=len(found) * event.total)
-            else:
-                results.append(replace(event, stand_in=stand_in))
-                yield results[-1]
+        if interrupted:
+            break
     yield SuiteResult(
         suite="vtab-1k",
         model=model,
         tasks=tuple(results),
         missing=tuple(name for name in TASKS if name not in found),
         failed=failed,
-        changed={name: value for name, value in changes.items() if name in PROTOCOL and value != PROTOCOL[name]},
+        changed={
+            name: value for name, value in asked.items() if value != usual.get(name) and name not in _OF_THE_MACHINE
+        },
+        interrupted=interrupted,
     )
 
 
 def learn_task(
     model: str, name: str, path: Path, data: Dataset, changes: dict[str, Any]
-) -> Iterator[TaskProgress | TaskResult]:
+) -> Iterator[TaskProgress | TaskResult | Interrupted]:
     settings = {"data": str(path), "from": model, **PROTOCOL, **changes}
     config = with_settings(None, settings, "vtab-1k")
     with TemporaryDirectory() as folder:
         for event in train_settled(config, data, out=Path(folder) / name):
             if isinstance(event, Stepped):
                 yield TaskProgress(task=name, done=event.step, total=event.steps)
+            if isinstance(event, Interrupted):
+                yield event
             if isinstance(event, Finished):
                 held = event.held_out
                 yield TaskResult(

@@ -6,9 +6,10 @@ hash of their names.
 """
 
 import hashlib
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import isnan
 from pathlib import Path
 
 from vitral.data.items import Dataset, Item
@@ -34,8 +35,8 @@ class Task:
 
 
 def between(*edges: float) -> Callable[[float], int]:
-    """The number of the interval that a value lies in."""
-    return lambda value: bisect_right(edges, value) - 1
+    """The number of the interval that a value lies in; an edge belongs to the one below."""
+    return lambda value: bisect_left(edges, value) - 1
 
 
 def divided(values: int, classes: int) -> Callable[[float], int]:
@@ -99,7 +100,7 @@ def open_task(task: Task, path: Path, stand_in: str | None = None) -> Dataset:
     splits = {name: by_hash(items) if is_folders else list(items) for name, items in found.splits.items()}
     train, val, test = (splits.get(name, []) for name in ("train", "val", "test"))
     if task.name.startswith("smallnorb") and not val:
-        val = test[:VAL]  # as the reference has it: the last pictures are also tested on
+        val, test = test[: len(test) // 2], test[len(test) // 2 :]
     if not val and task.parts is not None:
         first, second = (round(part * len(train)) for part in (task.parts[0], sum(task.parts)))
         test = test or train[second:]
@@ -129,6 +130,8 @@ def _class_of(name: str, task: Task) -> int:
     assert task.bin is not None
     try:
         value = NO_VEHICLE if task.name == "kitti-distance" and name.lower() == "none" else float(name)
+        if isnan(value):
+            raise ValueError(name)
         found = task.bin(value)
     except (ValueError, OverflowError):
         raise DataError(f"The label {name!r} is no number, and those of {task.name} are.") from None

@@ -50,6 +50,7 @@ from vitral.train.unreadable import Unreadable
 from vitral.weights.load import load
 
 CURVE_POINTS = 200
+MOST_SCORED = 200
 LOOKED_AT = 50
 
 
@@ -287,9 +288,11 @@ class Training(ABC):
                 if time.perf_counter() - saved > self.config.save_seconds:
                     yield self.save_state()
                     saved = time.perf_counter()
-            yield from self.end_epoch(epoch)
-            yield self.save_state()
-            saved = time.perf_counter()
+            if self.is_scored(epoch):
+                yield from self.end_epoch(epoch)
+            if self.is_scored(epoch) or self.signals.caught is not None:
+                yield self.save_state()
+                saved = time.perf_counter()
             self.seconds = begun_with + time.perf_counter() - started
             if self.signals.caught is not None:
                 yield self.interrupted()
@@ -316,9 +319,15 @@ class Training(ABC):
         line = f"vitral train --resume {shlex.quote(str(self.folder.folder))}"
         return Interrupted(step=self.step, resume=line, signal=self.signals.caught or 0)
 
+    def is_scored(self, epoch: int) -> bool:
+        """A run of thousands of short epochs would measure and save more than it learns."""
+        every = max(1, self.steps // self.loader.batches // MOST_SCORED)
+        return (epoch + 1) % every == 0 or self.step >= self.steps
+
     def is_tired(self) -> bool:
-        """Early stopping."""
-        return self.best.is_old(self.step // self.loader.batches - 1, self.config.patience)
+        """Early stopping, which only new scores can bring about."""
+        epoch, rest = divmod(self.step, self.loader.batches)
+        return not rest and self.is_scored(epoch - 1) and self.best.is_old(epoch - 1, self.config.patience)
 
     # ---- scores ----
 
