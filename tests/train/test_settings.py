@@ -211,3 +211,10 @@ def test_how_long_to_train_is_said_in_one_way_and_the_latest_counts() -> None:
     assert length(steps=7) == (7, "auto", None)
     with pytest.raises(vitral.ConfigError, match="epochs and minutes both say"):
         length(epochs=3, minutes=5)
+
+
+@pytest.mark.parametrize("name", ["bit-r50x1", "R50x1", "BiT-M-R101x3"])
+def test_a_recipe_made_for_vits_leaves_a_bit_its_own_fields(name: str) -> None:
+    settled = gather_layers("builtin:digits", {"model": name}, recipe="small")
+    assert settled.config.network == {}
+    assert gather_layers("builtin:digits", {"model": "vit-pico7"}, recipe="small").config.network == {"pool": "mean"}

@@ -150,8 +150,10 @@ def measure_answers(ready: Ready, asked: Asked, how: Options) -> Iterator[Progre
     ready.check_answers()
     if how.temperature and asked.data.multi_label:
         raise ConfigError("temperature scaling needs one label a picture, and these data have several.")
-    other = None if how.against is None else make_ready(how.against, device=how.device, precision=how.precision)
-    if other is not None:
+    other = None
+    if how.against is not None:
+        size = how.image_size if not isinstance(how.against, Checkpoint) else None
+        other = make_ready(how.against, device=how.device, precision=how.precision, image_size=size)
         other.check_answers()
     start = time.perf_counter()
     yield from (events := _Last(ask(ready, asked, how)))

@@ -1,7 +1,7 @@
 """Features on the disk: computed once for a model and its pictures, and found again by what they depend on.
 
-The key is a SHA-256 over the numbers of the network, its config, the preprocessing, the precision, and every picture:
-its place, and the size and time of the file that it is in. So nothing that changed is taken for what it was.
+The key is a SHA-256 over the numbers of the network, its config, the preprocessing, the precision, the versions of what
+computes them, and every picture: its place, and the size and time of the file that it is in.
 """
 
 import hashlib
@@ -13,8 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import PIL
 import torch
 
+from vitral import __version__
 from vitral.data.items import Item
 from vitral.measure.predictions import Gathered
 from vitral.measure.ready import Ready
@@ -39,6 +41,7 @@ def key_of(ready: Ready, items: Sequence[Item]) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     told = [asdict(ready.model.config), ready.preprocess.as_dict(), ready.precision, ready.device.type]
+    told += [__version__, torch.__version__, PIL.__version__]
     digest.update(json.dumps(told, sort_keys=True, default=str).encode())
     files: dict[str, str] = {}
     for item in items:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from vitral.data.items import Dataset
 from vitral.data.sources import open_data
 from vitral.errors import ConfigError
-from vitral.model.sizes import canonical_name
+from vitral.model.bit_config import BiTConfig
+from vitral.model.sizes import canonical_name, named_config
 from vitral.runs import Run
 from vitral.train.config import AGAIN, TrainConfig, as_settings, read_toml, recipe_path, with_settings
 from vitral.train.decide import SMALL, typical_side
@@ -52,11 +53,23 @@ def gather_layers(
     if recipe not in (None, "none"):
         path = recipe_path(recipe)
         content = read_toml(path)
-        if str(given.get("model") or in_file.get("model")).lower().startswith("bit"):
-            content = {name: value for name, value in content.items() if not name.startswith("network.")}  # a ViT's
+        if (model := given.get("model") or in_file.get("model")) and is_bit(str(model)):
+            content = {name: value for name, value in content.items() if not _is_of_a_vit(name)}
         settled = over(settled, content, f"the recipe {path.name}")
     settled = over(settled, in_file, f"--config {config}")
     return Settled(over(settled, {**given, "data": place}, origin), opened, tuple(made))
+
+
+def is_bit(model: str) -> bool:
+    try:
+        return isinstance(named_config(model), BiTConfig)
+    except ConfigError:  # told where the network is built
+        return False
+
+
+def _is_of_a_vit(name: str) -> bool:
+    section, _, field = name.partition(".")
+    return section == "network" and field not in BiTConfig.__dataclass_fields__
 
 
 def over(settled: TrainConfig, settings: Mapping[str, Any], origin: str) -> TrainConfig:
