@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from vitral.cli.plan import plan
 from vitral.errors import ConfigError
 from vitral.plan import DAY, DEVICES, JFT, TABLE_2, TABLE_6, UTILISATION, count_from_word, make_plan
 
@@ -44,6 +45,20 @@ def test_time_follows_from_speed() -> None:
     assert {each.device for each in make_plan("vit-b16", images=1, epochs=1).estimates} == set(DEVICES)
 
 
+def test_cost_follows_from_time_and_price() -> None:
+    (said,) = make_plan("vit-b16", images=3600, epochs=10, images_per_second=5.0, devices=2, price=1.5).estimates
+    assert (said.seconds, said.price, said.cost) == (3600, 1.5, 3.0)
+    assert {one.cost for one in make_plan("vit-b16", images=1, epochs=1).estimates} == {None}
+
+
+def test_the_command_tells_the_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    words = {"model": "vit-b16", "images": "3600", "epochs": 10.0, "images_per_second": 5.0, "devices": 2, "price": 1.5}
+    plan(**words, format="json")  # type: ignore[arg-type]
+    assert json.loads(capsys.readouterr().out)["estimates"][0]["cost"] == 3.0
+    plan(**words)  # type: ignore[arg-type]
+    assert "3.00" in capsys.readouterr().out
+
+
 def test_this_machine_is_measured() -> None:
     here = make_plan("vit-pico7", images=1000, epochs=1, device="here", batch_size=8).estimates[0]
     assert 1 < here.images_per_second < 1e6
@@ -59,21 +74,32 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "number"), [("303M", JFT), ("1.28m", 1_280_000), ("50k", 50_000), ("4,000", 4000), ("2 G", 2 * 10**9)]
+    ("word", "number"),
+    [
+        *(("303M", JFT), ("1.28m", 1_280_000), ("50k", 50_000), ("4,000", 4000), ("2 G", 2 * 10**9)),
+        *(("1_281_167", 1_281_167), ("303,000,000", JFT), ("1,280.5k", 1_280_500)),
+    ],
 )
 def test_counts(word: str, number: int) -> None:
     assert count_from_word(word, "--images") == number
 
 
-@pytest.mark.parametrize("word", ["", "many", "-5", "0", "1e6x", "NaN"])
+@pytest.mark.parametrize(
+    "word",
+    ["", "many", "-5", "0", "1e6x", "NaN", "9" * 400, "0." + "1" * 400, "999999999999G", "1,28M", "1,,000", "12,34"],
+)
 def test_counts_that_are_none(word: str) -> None:
     with pytest.raises(ConfigError, match="must be a number above 0"):
         count_from_word(word, "--images")
 
 
 def test_what_cannot_be_planned() -> None:
-    for settings in ({"epochs": 0}, {"epochs": float("nan")}, {"devices": -1}, {"batch_size": 0}):
-        with pytest.raises(ConfigError, match=next(iter(settings))):
+    for settings in (
+        *({"epochs": 0}, {"epochs": float("nan")}, {"devices": -1}, {"batch_size": 0}),
+        *({"batch_size": 2.5}, {"devices": 1.0}, {"images": 2.5}, {"images": 10**400}, {"images": True}),
+        *({"images_per_second": 0.0}, {"images_per_second": 1e-320}, {"price": 0.0}, {"price": float("inf")}),
+    ):
+        with pytest.raises(ConfigError, match=rf"{next(iter(settings))}=.* must be"):
             make_plan("vit-b16", **{"images": 10, "epochs": 1, **settings})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="a100"):
         make_plan("vit-b16", images=10, epochs=1, device="a1000")

@@ -15,10 +15,12 @@ from vitral.model.config import ViTConfig
 from vitral.model.cost import Cost, count_cost
 from vitral.model.sizes import canonical_name, named_config
 
-DAY = 86_400
+HOUR, DAY = 3600, 86_400
 FORWARD_PASSES = 3
 """Of which two are the way back."""
 JFT = 303_000_000
+LEAST, MOST = 1e-9, 1e15
+"""Of any number that is given: nobody plans with others, and time and cost stay finite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +65,10 @@ class Estimate:
     seconds: float
     largest_batch: int | None
     """That one device has memory for, in float32 with Adam; 0: not even the weights fit. None: not known."""
+    price: float | None
+    """Of one device for an hour, where it was said."""
+    cost: float | None
+    """Of all of them for the whole run, by that price."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,11 +108,14 @@ def make_plan(
     device: str | None = None,
     devices: int = 1,
     images_per_second: float | None = None,
+    price: float | None = None,
 ) -> Plan:
     """The cost of training ``model`` on so many images. ``device`` is one of DEVICES, "here" (which is measured), or
-    None for all of them; ``images_per_second`` of one device overrules its data sheet."""
+    None for all of them; ``images_per_second`` of one device overrules its data sheet, ``price`` is that of one device
+    for an hour."""
     name = canonical_name(model)
-    _check(images=images, epochs=epochs, batch_size=batch_size, devices=devices)
+    _check_whole(images=images, batch_size=batch_size, devices=devices)
+    _check_numbers(epochs=epochs, images_per_second=images_per_second, price=price)
     if device not in (None, "here", *DEVICES):
         known = ", ".join((*DEVICES, "here"))
         hint = did_you_mean(str(device), DEVICES) or "Or say images_per_second of your device."
@@ -120,7 +129,7 @@ def make_plan(
     if device == "here" and images_per_second is None:
         images_per_second = measure_here(config, batch_size=min(batch_size, 8))
     estimates = [
-        estimate(cost, kind, devices, images * epochs, images_per_second)
+        estimate(cost, kind, devices, images * epochs, images_per_second, price)
         for kind in ([device] if device else list(DEVICES))
     ]
     is_papers = images == JFT and config.image_hw == (224, 224)
@@ -142,7 +151,9 @@ def make_plan(
     )
 
 
-def estimate(cost: Cost, kind: str, count: int, images: float, images_per_second: float | None) -> Estimate:
+def estimate(
+    cost: Cost, kind: str, count: int, images: float, images_per_second: float | None, price: float | None
+) -> Estimate:
     sheet = DEVICES.get(kind)
     if images_per_second is None:
         assert sheet is not None
@@ -150,12 +161,15 @@ def estimate(cost: Cost, kind: str, count: int, images: float, images_per_second
     largest = None
     if sheet is not None:
         largest = max(0, (sheet.gibibytes * 2**30 - cost.training_bytes(0)) // cost.activation_bytes)
+    seconds = images / (images_per_second * count)
     return Estimate(
         device=kind,
         devices=count,
         images_per_second=images_per_second * count,
-        seconds=images / (images_per_second * count),
+        seconds=seconds,
         largest_batch=largest,
+        price=price,
+        cost=None if price is None else price * count * seconds / HOUR,
     )
 
 
@@ -186,15 +200,27 @@ def measure_here(config: ViTConfig | BiTConfig, *, batch_size: int) -> float:
 
 def count_from_word(word: str, what: str) -> int:
     """'303M', '1.28M', '50k', '4,000' -> a whole number."""
-    match = re.fullmatch(r"([0-9][0-9,_]*(?:\.[0-9]+)?)\s*([kKmMgGbB]?)", word.strip())
+    digits = r"[0-9]{1,3}(?:[,_][0-9]{3}){1,5}|[0-9]{1,15}"  # a comma that stands for a point must not be passed over
+    match = re.fullmatch(rf"((?:{digits})(?:\.[0-9]{{1,15}})?)\s*([kKmMgGbB]?)", word.strip())
     scale = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}[match[2].lower()] if match else 0
     number = round(float(re.sub("[,_]", "", match[1])) * scale) if match else 0
-    if number < 1:
-        raise ConfigError(f"{what} {word!r} must be a number above 0.", hint="Such as 50000, 50k or 303M.")
+    if not 1 <= number <= MOST:
+        raise ConfigError(
+            f"{what} {word!r} must be a number above 0 and at most {MOST:.0e}.",
+            hint="Such as 50000, 50,000, 50k or 1.28M.",
+        )
     return number
 
 
-def _check(**numbers: float) -> None:
+def _check_whole(**numbers: int) -> None:
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e15:
-            raise ConfigError(f"{name}={value!r} must be a number above 0.")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+            raise ConfigError(f"{name}={value!r} must be a whole number from 1 to {MOST:.0e}.")
+
+
+def _check_numbers(**numbers: float | None) -> None:
+    for name, value in numbers.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not LEAST <= value <= MOST:
+            raise ConfigError(f"{name}={value!r} must be a number from {LEAST:.0e} to {MOST:.0e}.")

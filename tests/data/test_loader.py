@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -230,3 +231,29 @@ def test_kept_pictures_lie_together_and_keep_their_pixels(monkeypatch: pytest.Mo
         assert np.array_equal(given[number], picture)
         assert np.array_equal(kept.pictures[number], picture)
     assert len({id(picture.base) for picture in given}) == 4  # six of 144 bytes, three, the large one, and the last
+
+
+def test_only_small_pictures_are_kept(tmp_path: Path) -> None:
+    """A few headers cannot speak for all: one of these is large, and is given as it is."""
+    class_folders(tmp_path, {"a": 20, "b": 20}, size=(40, 30))
+    (tmp_path / "a" / "001.png").write_bytes(encoded(photo(200, 100), "PNG"))
+    loader = make(tmp_path)
+    assert loader.pictures.keep
+    first = digest(loader.epoch(0))
+    assert set(loader.pictures.kept.pictures) <= set(range(40)) - {1}
+    assert loader.pictures.kept.bytes == len(loader.pictures.kept.pictures) * 40 * 30 * 3 > 0
+    assert digest(loader.epoch(0)) == first
+
+
+@pytest.mark.parametrize(("workers", "number"), [(None, 4), (2, 2), (8, 0)])
+def test_what_is_kept_has_a_limit_that_workers_share(
+    workers: int | None, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = None if workers is None else SimpleNamespace(num_workers=workers)
+    monkeypatch.setattr("vitral.data.loader.get_worker_info", lambda: worker)
+    monkeypatch.setattr("vitral.data.loader.CACHE_BYTES", 600)
+    kept = Kept()
+    pictures = [np.full((8, 6, 3), index, np.uint8) for index in range(6)]
+    given = [kept.add(index, picture) for index, picture in enumerate(pictures)]
+    assert all(map(np.array_equal, given, pictures))
+    assert list(kept.pictures) == list(range(number))

@@ -1,9 +1,12 @@
 """The table of names, and the parameter counts of the reference implementation's own tests (FACTS 1.1)."""
 
+from typing import get_args
+
 import pytest
 import torch
 
 import vitral
+from vitral.model.network import Baseline
 from vitral.model.sizes import NAMES, canonical_name, named_config
 
 PARAMETERS = {
@@ -118,6 +121,10 @@ def test_a_known_size_with_another_patch_says_how_to_get_it() -> None:
 def test_nonsense_names_the_list(wrong: str) -> None:
     with pytest.raises(vitral.ConfigError, match="vitral models"):
         canonical_name(wrong)
+
+
+def test_the_type_checkers_list_of_baselines_is_that_of_the_table() -> None:
+    assert list(get_args(Baseline)) == [name for name in NAMES if name.startswith("bit-")]
 
 
 def test_overrides_replace_what_the_name_sets() -> None:

@@ -104,6 +104,9 @@ def test_what_a_bit_is_not(tmp_path: Path) -> None:
         vitral.create("bit-r50x1", pool="mean")
     with pytest.raises(vitral.ConfigError, match="26, 50, 101, 152, 200"):
         vitral.create("bit-r34x1")
+    for stages in (3, "3463", (3, 4, 6), [3, 4, 6, 0]):
+        with pytest.raises(vitral.ConfigError, match="stages=.* must be four whole numbers"):
+            vitral.create("bit-r50x1", stages=stages)
     with pytest.raises(vitral.ConfigError, match="attention"), vitral.record_attention(model):  # type: ignore[arg-type]
         pass
 

@@ -1,5 +1,7 @@
 """Masked patch prediction (B.1.2): targets of hand-made patches, what is corrupted and how often, and the loss."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -153,9 +155,11 @@ def test_with_a_stem_a_patch_is_what_a_token_stands_for() -> None:
     [
         (dict(channels=4), "mean-colour", "4 bands"),
         (dict(patch_size=2), "small-patch", "2 x 2 pixels"),
+        (dict(stem=vitral.ConvStem(widths=(8, 16)), patch_size=1, image_size=30), "mean-colour", "multiples of 4 x 4"),
+        (dict(stem=vitral.ConvStem(widths=(8, 16)), patch_size=1, image_size=(32, 30)), "pixels", "32 x 30 pixels"),
     ],
 )
-def test_what_cannot_be_asked(fields: dict[str, int], target: str, reason: str) -> None:
+def test_what_cannot_be_asked(fields: dict[str, Any], target: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         MaskedPatches(config(**fields), Masking(target=target))  # type: ignore[arg-type]
 

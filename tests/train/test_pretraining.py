@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 
 import vitral
 from vitral.errors import ConfigError
+from vitral.measure.metrics import Scores
 from vitral.train.begin import train
+from vitral.train.best import Best
 from vitral.train.events import Finished, Stepped
 from vitral.train.loop import Training
 
@@ -114,11 +116,32 @@ def test_micro_batches_add_up(tmp_path: Path) -> None:
         (dict(model="bit-r26x1", network={}), "a BiT has none"),
         (dict(mix=dict(mixup=0.2)), "does not mix"),
         (dict(resize="native"), "one size"),
+        (dict(loss=dict(smoothing=0.1)), r"loss.smoothing=0.1 is for objective='classify'.* say loss.smoothing=0.0"),
+        (dict(loss=dict(kind="sigmoid")), "loss.kind='sigmoid' is for objective='classify'"),
+        (dict(loss=dict(class_weights="balanced")), "loss.class_weights='balanced' is for"),
+        (dict(objective="classify", masking=dict(ratio=0.4)), "masking.ratio=0.4 is for objective='masked-patches'"),
     ],
 )
 def test_what_does_not_go_together(change: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=reason):
         list(train("builtin:digits", out=tmp_path / "run", **{**TINY, **change}))
+
+
+def test_a_recipe_with_a_loss_can_be_used_without_labels(tmp_path: Path) -> None:
+    settings = {**TINY, "recipe": "digits", "steps": 1, "loss": dict(smoothing=0.0, class_weights="none")}
+    list(train("builtin:digits", out=tmp_path / "run", **settings))
+    again = train("builtin:digits", out=tmp_path / "again", recipe="none", config=tmp_path / "run" / "config.toml")
+    assert last(list(again), Finished).best_step == 1  # with all that a run writes down
+
+
+def test_patience_is_counted_from_the_epoch_that_is_kept() -> None:
+    """Of pixels none is right, so the loss alone says which epoch is better."""
+    best = Best()
+    for epoch, loss in enumerate((0.9, 0.8, 0.7, 0.75, 0.76)):
+        kept = best.take(Scores(images=10, loss=loss, top1=0.0, top5=0.0), step=epoch + 1, epoch=epoch)
+        assert kept == (epoch <= 2)
+        assert best.is_old(epoch, patience=2) == (epoch == 4)
+    assert not best.is_old(100, patience=0)
 
 
 @pytest.mark.parametrize("form", ["folder", "splits", "csv", "parquet", "shards"])

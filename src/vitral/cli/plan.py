@@ -5,7 +5,6 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from vitral.cli.models import parse_size
-from vitral.errors import ConfigError
 from vitral.plan import DEVICES, count_from_word, make_plan
 from vitral.show.console import Format, show_json, show_lines
 from vitral.show.plan import show_plan
@@ -26,9 +25,6 @@ def plan(
     format: Annotated[Format, Parameter(help="human: a table; json: all numbers; quiet: exaFLOPs.")] = "human",
 ) -> None:
     """Operations, memory, time and price of a training run, counted as the paper counts."""
-    for name, value in (("images-per-second", images_per_second), ("price", price)):
-        if value is not None and not 0 < value < 1e12:
-            raise ConfigError(f"--{name} {value} must be a number above 0.")
     found = make_plan(
         model,
         images=count_from_word(images, "--images"),
@@ -39,10 +35,11 @@ def plan(
         device=device,
         devices=devices,
         images_per_second=images_per_second,
+        price=price,
     )
     if format == "json":
         show_json(found.as_dict())
     elif format == "quiet":
         show_lines([f"{found.training_exaflops:.6g}"])
     else:
-        show_plan(found, price)
+        show_plan(found)

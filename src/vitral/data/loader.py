@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
 from vitral.data.augment import Augment, augment, random_generator
@@ -72,7 +72,8 @@ class Pictures(TorchDataset[tuple[int, Tensor | str]]):
             return index, str(error)
 
     def content(self, index: int) -> bytes | Pixels:
-        """Small pictures are decoded once and kept."""
+        """Small pictures are decoded once and kept. Where there is no room, they are decoded all the same: what is kept
+        depends on the number of workers, and what is learnt must not."""
         if (known := self.kept.pictures.get(index)) is not None:
             return known
         content = self.items[index].source.read()
@@ -90,20 +91,30 @@ class Pictures(TorchDataset[tuple[int, Tensor | str]]):
 
 class Kept:
     """Decoded pictures in a few large pieces of memory. One by one they would come to lie between the tensors of the
-    network, whose places could then not be joined again: CIFAR-10 would take 4 GB more."""
+    network, whose places could then not be joined again: CIFAR-10 would take 4 GB more.
+
+    Only a few headers said that all are small and fit, so each is looked at once more. Every worker has its own, and
+    they share the room."""
 
     def __init__(self) -> None:
         self.pictures: dict[int, Pixels] = {}
+        self.bytes = 0
         self._piece = np.empty(0, np.uint8)
         self._used = 0
 
     def add(self, index: int, picture: Pixels) -> Pixels:
+        """The picture, kept if it is small and there is room."""
+        worker = get_worker_info()
+        room = CACHE_BYTES // (1 if worker is None else worker.num_workers)
+        if picture.shape[0] * picture.shape[1] > SMALL_PICTURE or self.bytes + picture.size > room:
+            return picture
         end = self._used + picture.size
         if end > self._piece.size:
             self._piece, self._used, end = np.empty(max(PIECE, picture.size), np.uint8), 0, picture.size
         kept = self._piece[self._used : end].reshape(picture.shape)
         kept[:] = picture
         self._used = end
+        self.bytes += picture.size
         self.pictures[index] = kept
         return kept
 

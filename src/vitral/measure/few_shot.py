@@ -19,7 +19,7 @@ def few_shot(
     if shots < 1:
         raise ConfigError(f"few_shot={shots} must be at least 1.")
     chosen = choose_shots(train_labels, shots, seed)
-    weights = fit_ridge(*(_whitened(train[chosen], train[chosen]), _targets(train_labels[chosen], classes)))
+    weights = fit_ridge(_whitened(train[chosen], train[chosen]), _targets(train_labels[chosen], classes))
     answers = (_whitened(test, train[chosen]) @ weights).argmax(1)
     return (answers == test_labels).double().mean().item()
 

@@ -24,10 +24,10 @@ class BiTConfig:
     """Initial bias of the head."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stages", tuple(self.stages))
-        if isinstance(self.image_size, list):
-            object.__setattr__(self, "image_size", tuple(self.image_size))
-        if len(self.stages) != 4 or not all(is_whole(units, 1) for units in self.stages):
+        for name in ("stages", "image_size"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        if not isinstance(self.stages, tuple) or len(self.stages) != 4 or not all(is_whole(n, 1) for n in self.stages):
             raise ConfigError(f"stages={self.stages!r} must be four whole numbers of at least 1.")
         for name, least in (("width_factor", 1), ("channels", 1), ("num_classes", 0)):
             if not is_whole(getattr(self, name), least):

@@ -7,10 +7,8 @@ from vitral.show.console import human_console, in_bytes, in_units
 if TYPE_CHECKING:
     from vitral.plan import Plan
 
-DAY = 86_400
 
-
-def show_plan(plan: "Plan", price: float | None) -> None:
+def show_plan(plan: "Plan") -> None:
     from rich.table import Table
 
     console = human_console()
@@ -30,11 +28,12 @@ def show_plan(plan: "Plan", price: float | None) -> None:
         console.print(f"{name:<12}{value}", highlight=False)
     console.print()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("device", "number", "images/s", "time", "largest batch each", *(("cost",) if price else ())):
+    costs = ("cost",) if any(one.cost is not None for one in plan.estimates) else ()
+    for title in ("device", "number", "images/s", "time", "largest batch each", *costs):
         table.add_column(title, justify="left" if title == "device" else "right", no_wrap=True)
     for one in plan.estimates:
         largest = "" if one.largest_batch is None else f"{one.largest_batch:,}" if one.largest_batch else "none fits"
-        cost = (f"{price * one.devices * one.seconds / 3600:,.2f}",) if price else ()
+        cost = () if one.cost is None else (f"{one.cost:,.2f}",)
         speed = f"{one.images_per_second:,.0f}" if one.images_per_second >= 10 else f"{one.images_per_second:.2g}"
         table.add_row(one.device, f"{one.devices:,}", speed, in_time(one.seconds), largest, *cost)
     console.print(table)
@@ -47,7 +46,7 @@ def show_plan(plan: "Plan", price: float | None) -> None:
 
 
 def in_time(seconds: float) -> str:
-    for size, unit in ((365 * DAY, "years"), (DAY, "days"), (3600, "hours"), (60, "minutes")):
+    for size, unit in ((365 * 24 * 3600, "years"), (24 * 3600, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {unit}"
     return f"{seconds:.1f} seconds"

@@ -7,7 +7,7 @@ from typing import Any
 from vitral.data.items import Dataset
 from vitral.runs import Run
 from vitral.train.classification import Classification
-from vitral.train.config import TrainConfig
+from vitral.train.config import TrainConfig, check_objective
 from vitral.train.events import Decided, Event, Finished, Warned
 from vitral.train.layers import flat, gather_layers, reopen
 from vitral.train.loop import Training
@@ -56,6 +56,7 @@ def train_settled(
     out: str | Path | None = None,
 ) -> Iterator[Event]:
     """A new run by settings that are complete; ``data`` is what they name, where it is open already."""
+    check_objective(config)
     if out is not None:
         Run.check_free(Path(out))
     place = None if out is None else Path(out)

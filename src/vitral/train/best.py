@@ -13,6 +13,9 @@ from vitral.train.tune import merged_state, save_adapter
 from vitral.weights.checkpoint import Checkpoint
 from vitral.weights.save import save
 
+SMALLEST_FALL = 1e-4
+"""Of the loss, as a part of it: one that creeps down for ever is not waited for."""
+
 
 @dataclass(kw_only=True, slots=True)
 class Best:
@@ -21,24 +24,24 @@ class Best:
 
     top1: float = -1.0
     """The highest so far, of whichever epoch."""
-    top1_epoch: int = -1
     loss: float = float("inf")
-    """Of the model that is kept."""
+    """Of the model that is kept; so are the next two."""
     step: int = 0
+    epoch: int = -1
 
     def take(self, found: Scores, step: int, epoch: int) -> bool:
         """Whether this epoch is the best so far."""
         noise = sqrt(found.top1 * (1 - found.top1) / max(1, found.images))
-        better = found.top1 > self.top1 + noise or (found.top1 >= self.top1 - noise and found.loss < self.loss)
+        falls = found.loss < self.loss * (1 - SMALLEST_FALL)
+        better = found.top1 > self.top1 + noise or (found.top1 >= self.top1 - noise and falls)
         if better:
-            self.loss, self.step = found.loss, step
-        if found.top1 > self.top1:
-            self.top1, self.top1_epoch = found.top1, epoch
+            self.loss, self.step, self.epoch = found.loss, step, epoch
+        self.top1 = max(self.top1, found.top1)
         return better
 
     def is_old(self, epoch: int, patience: int) -> bool:
         """Early stopping: nothing better for so many epochs."""
-        return bool(patience) and self.top1_epoch >= 0 and epoch - self.top1_epoch >= patience
+        return bool(patience) and self.epoch >= 0 and epoch - self.epoch >= patience
 
 
 def save_best(run: Run, model: Network, preprocess: Preprocess, data: Dataset, config: TrainConfig) -> None:

@@ -203,6 +203,20 @@ def _check_network(network: Mapping[str, Any]) -> None:
             )
 
 
+def check_objective(config: TrainConfig) -> None:
+    """ConfigError for a setting of the other objective, which nothing would read. Not part of a TrainConfig's own
+    checks: a recipe or a file may bring such a setting before a later layer says which objective it is for."""
+    other, section = ("masked-patches", "masking") if config.objective == "classify" else ("classify", "loss")
+    for one in fields(SECTIONS[section]):
+        value = getattr(getattr(config, section), one.name)
+        if value not in (one.default, "none"):  # class_weights are none where there are no classes
+            name = f"{section}.{one.name}"
+            raise ConfigError(
+                f"{name}={value!r} is for objective={other!r}, and this run has objective={config.objective!r}.",
+                hint=f"Leave it out; where a recipe brings it, say {name}={one.default}.",
+            )
+
+
 # ---- from and to words ----
 
 SECTIONS = {"optim": Optim, "loss": Loss, "augment": Augment, "mix": Mix, "tune": Tune, "masking": Masking}

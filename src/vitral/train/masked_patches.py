@@ -65,6 +65,14 @@ class MaskedPatches(nn.Module):
         self.how, self.channels = how, config.channels
         rows, columns = config.grid(*config.image_hw)
         self.cell = config.image_hw[0] // rows, config.image_hw[1] // columns
+        if (rows * self.cell[0], columns * self.cell[1]) != config.image_hw:  # a stem rounds up where it halves
+            height, width = config.image_hw
+            step = 1 if config.stem is None else 2**config.stem.halvings
+            raise ConfigError(
+                f"objective='masked-patches' cuts pictures into equal cells, and {height} x {width} pixels cannot be "
+                f"cut into the {rows} x {columns} of this stem.",
+                hint=f"Use an image_size of multiples of {step * config.patch_hw[0]} x {step * config.patch_hw[1]}.",
+            )
         if how.target == "small-patch" and min(self.cell) < SMALL:
             raise ConfigError(
                 f"masking.target='small-patch' makes {SMALL} x {SMALL} parts of a patch, and patches here have "

@@ -66,6 +66,7 @@ class Pretraining(Training):
             raise DataError(f"None of the {len(loader.pictures)} pictures can be read.")
         found = torch.cat(right)
         share = found.mean().item() if len(found) else 0.0
+        # A colour is found or it is not; top5 is there for the log and the curves, which read one of every run.
         return Scores(images=images, loss=losses / images, top1=share, top5=share)
 
     @torch.inference_mode()

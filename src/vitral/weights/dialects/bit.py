@@ -31,7 +31,7 @@ def recognise(file: TensorFile) -> bool:
 def read(file: TensorFile, asked: Asked) -> Draft:
     is_timm = _TIMM_ROOT in file.shapes
     if is_timm:
-        config, found = find_timm(file)
+        config = find_timm(file)
         rules = list(timm_rules(config))
     else:
         prefix = next(match["prefix"] for name in file.shapes if (match := _ROOT.fullmatch(name)))
@@ -102,14 +102,14 @@ def google_rules(config: BiTConfig, names: dict[str, str], prefix: str) -> Itera
 # ---- timm's ----
 
 
-def find_timm(file: TensorFile) -> tuple[BiTConfig, dict[str, str]]:
+def find_timm(file: TensorFile) -> BiTConfig:
     units: dict[int, set[str]] = {}
     for name in file.shapes:
         if match := re.match(r"stages\.(\d+)\.blocks\.(\d+)\.", name):
             units.setdefault(int(match[1]), set()).add(match[2])
     root = file.shape(_TIMM_ROOT, 4)
     head = "head.fc.weight" if "head.fc.weight" in file.shapes else None
-    return _config(file, [len(units[stage]) for stage in sorted(units)], root[1], root[0], head, last=0), {}
+    return _config(file, [len(units[stage]) for stage in sorted(units)], root[1], root[0], head, last=0)
 
 
 def timm_rules(config: BiTConfig) -> Iterator[Rule]:
