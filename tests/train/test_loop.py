@@ -240,6 +240,27 @@ def test_early_stopping_and_time_budget(folder: Path, tmp_path: Path) -> None:
     assert "epochs = auto" not in (tmp_path / "b" / "config.toml").read_text()
 
 
+def test_the_last_step_can_be_kept_instead(folder: Path, tmp_path: Path) -> None:
+    """What is kept is what the state ends with, and a run that is left goes on as if it had not been."""
+    settings = dict(epochs=4, optim=dict(lr=0.05, schedule="constant"), keep="last")  # a rate that leaps about
+    finished = last(run(folder, tmp_path / "whole", **settings), Finished)
+    state, _ = load_state(tmp_path / "whole" / "state")
+    assert state is None  # a run of seconds needs none
+    assert finished.best_step == 20
+    for event in train(folder, out=tmp_path / "left", **{**TINY, **settings}):
+        if isinstance(event, Stepped) and event.step == 12:
+            signal.raise_signal(signal.SIGTERM)
+    list(train(resume=tmp_path / "left"))
+    whole, left = (weights(tmp_path / name) for name in ("whole", "left"))
+    assert all(torch.equal(whole[name], left[name]) for name in whole)
+    best = last(run(folder, tmp_path / "best", **{**settings, "keep": "best"}), Finished)
+    assert best.best_step <= 20
+    vitral.write_report(tmp_path / "whole")
+    assert "The model is that of the last step" in (tmp_path / "whole" / "report.html").read_text()
+    with pytest.raises(vitral.ConfigError, match="patience waits"):
+        run(folder, tmp_path / "refused", keep="last", patience=3)
+
+
 def test_many_short_epochs_are_not_all_measured_and_saved(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

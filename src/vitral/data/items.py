@@ -1,5 +1,6 @@
 """Items: one picture each, wherever it lies, with its label; and the dataset that they make."""
 
+import atexit
 import hashlib
 import os
 import re
@@ -11,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from stat import S_ISREG
 from typing import BinaryIO, Protocol
+from weakref import WeakSet
 
 import numpy as np
 
@@ -84,7 +86,18 @@ class InTar:
 @lru_cache(maxsize=64)
 def _open(path: str, process: int) -> BinaryIO:
     """A handle for each process: one shared by a fork would move under its feet."""
-    return Path(path).open("rb")
+    stream = Path(path).open("rb")  # noqa: SIM115 - it stays open for the next picture
+    _OPENED.add(stream)
+    return stream
+
+
+_OPENED: WeakSet[BinaryIO] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for stream in list(_OPENED):
+        stream.close()
 
 
 @dataclass(frozen=True, slots=True)

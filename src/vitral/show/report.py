@@ -101,7 +101,11 @@ def _training(told: dict[str, Any]) -> str:
     parameters = in_units(told["parameters"], ("", "thousand", "million", "billion"))
     lines = [
         f"{told['steps']:,} steps in {in_time(told['train_seconds'])}; {parameters} parameters. "
-        f"The best epoch, by the selection, ended at step {told['best_step']:,}."
+        + (
+            f"The best epoch, by the selection, ended at step {told['best_step']:,}."
+            if told.get("keep", "best") == "best"
+            else "The model is that of the last step."
+        )
     ]
     if told.get("changes_pictures"):
         lines.append(
@@ -213,12 +217,16 @@ def card(run: Run, told: dict[str, Any]) -> str:
         weak=f"Weakest: {weak}. " if weak else "",
         parameters=f"{told['parameters']:,}",
         train=f"{pictures['train']:,}",
-        selection=f"{pictures['selection']:,}",
+        selection=f"{pictures['selection']:,} others {_what_for(told)}",
         steps=f"{told['steps']:,}",
         time=in_time(told["train_seconds"]),
         command=told["command"],
         versions=", ".join(f"{name} {version}" for name, version in told["environment"]["versions"].items()),
     )
+
+
+def _what_for(told: dict[str, Any]) -> str:
+    return "chose the best epoch" if told.get("keep", "best") == "best" else "watched it, and the last step was kept"
 
 
 _CARD = """# {name}
@@ -234,7 +242,7 @@ picture, also for one that shows none of them.
 
 ## How it was made
 
-Trained on {train} pictures; {selection} others chose the best epoch. {steps} steps in {time} ({versions}):
+Trained on {train} pictures; {selection}. {steps} steps in {time} ({versions}):
 
     {command}
 

@@ -35,6 +35,8 @@ PROTOCOL: dict[str, Any] = {
     "optim.warmup_steps": "auto",
     "loss.class_weights": "none",
     "augment.crop": "none",
+    "keep": "last",
+    "save_seconds": 1e9,  # a task is not resumed
 }
 _OF_THE_MACHINE = ("device", "precision", "workers")
 

@@ -1,13 +1,15 @@
 """The way in: from what was said to a run that goes on event by event."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from vitral.data.items import Dataset
+from vitral.errors import ConfigError
 from vitral.runs import Run
 from vitral.train.classification import Classification
-from vitral.train.config import TrainConfig, check_objective
+from vitral.train.config import SECTIONS, TrainConfig
 from vitral.train.events import Decided, Event, Finished, Warned
 from vitral.train.layers import flat, gather_layers, reopen
 from vitral.train.loop import Training
@@ -61,3 +63,17 @@ def train_settled(
         Run.check_free(Path(out))
     place = None if out is None else Path(out)
     return OBJECTIVES[config.objective](config, place, resumed=False, data=data, decided=decided).run()
+
+
+def check_objective(config: TrainConfig) -> None:
+    """ConfigError for a setting of the other objective, which nothing would read. Not part of a TrainConfig's own
+    checks: a recipe or a file may bring such a setting before a later layer says which objective it is for."""
+    other, section = ("masked-patches", "masking") if config.objective == "classify" else ("classify", "loss")
+    for one in fields(SECTIONS[section]):
+        value = getattr(getattr(config, section), one.name)
+        if value not in (one.default, "none"):  # class_weights are none where there are no classes
+            name = f"{section}.{one.name}"
+            raise ConfigError(
+                f"{name}={value!r} is for objective={other!r}, and this run has objective={config.objective!r}.",
+                hint=f"Leave it out; where a recipe brings it, say {name}={one.default}.",
+            )

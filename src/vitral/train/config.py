@@ -145,10 +145,12 @@ class TrainConfig:
     """Compile the network: slow to start, then faster."""
     gradient_checkpointing: bool = False
     """Less memory for a third more time."""
+    keep: Literal["best", "last"] = "best"
+    """best: the model of the best epoch, by the selection; last: that of the last step."""
     patience: int = 0
     """Stop when so many epochs brought nothing better; 0: never."""
     save_seconds: float = 30.0
-    """Time between saved states, besides every epoch."""
+    """Time between saved states, besides every epoch that is kept."""
     most_bad: float = 0.01
     """The largest part of pictures that may be unreadable."""
 
@@ -159,6 +161,10 @@ class TrainConfig:
         check_numbers(as_settings(self))
         if isinstance(self.batch_size, int) and self.batch_size % self.accumulate:
             raise ConfigError(f"batch_size={self.batch_size} is no multiple of accumulate={self.accumulate}.")
+        if self.keep == "last" and self.patience:
+            raise ConfigError(
+                "patience waits for a better epoch, and keep='last' takes the last one.", hint="Leave one out."
+            )
 
     @property
     def changes_pictures(self) -> bool:
@@ -200,20 +206,6 @@ def _check_network(network: Mapping[str, Any]) -> None:
         if name in network:
             raise ConfigError(
                 f"network.{name}={network[name]!r}: a run has a setting of its own for it.", hint=f"Use {name}."
-            )
-
-
-def check_objective(config: TrainConfig) -> None:
-    """ConfigError for a setting of the other objective, which nothing would read. Not part of a TrainConfig's own
-    checks: a recipe or a file may bring such a setting before a later layer says which objective it is for."""
-    other, section = ("masked-patches", "masking") if config.objective == "classify" else ("classify", "loss")
-    for one in fields(SECTIONS[section]):
-        value = getattr(getattr(config, section), one.name)
-        if value not in (one.default, "none"):  # class_weights are none where there are no classes
-            name = f"{section}.{one.name}"
-            raise ConfigError(
-                f"{name}={value!r} is for objective={other!r}, and this run has objective={config.objective!r}.",
-                hint=f"Leave it out; where a recipe brings it, say {name}={one.default}.",
             )
 
 

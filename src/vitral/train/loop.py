@@ -290,7 +290,8 @@ class Training(ABC):
                     saved = time.perf_counter()
             if self.is_scored(epoch):
                 yield from self.end_epoch(epoch)
-            if self.is_scored(epoch) or self.signals.caught is not None:
+            due = self.config.keep == "best" and self.is_scored(epoch)
+            if due or self.signals.caught is not None or time.perf_counter() - saved > self.config.save_seconds:
                 yield self.save_state()
                 saved = time.perf_counter()
             self.seconds = begun_with + time.perf_counter() - started
@@ -338,7 +339,13 @@ class Training(ABC):
     def end_epoch(self, epoch: int) -> Iterator[Event]:
         with self.learner.averaged():
             found: Scores = yield from self.score()
-            is_best = self.best.take(found, self.step, epoch)
+            if self.config.keep == "last":
+                is_best = self.step >= self.steps
+                self.best = (
+                    Best(top1=found.top1, loss=found.loss, step=self.step, epoch=epoch) if is_best else self.best
+                )
+            else:
+                is_best = self.best.take(found, self.step, epoch)
             if is_best:
                 self.save_best()
         yield from self.tell_unreadable()
@@ -374,6 +381,7 @@ class Training(ABC):
     def facts_of_the_end(self) -> dict[str, Any]:
         return {
             "best_step": self.best.step,
+            "keep": self.config.keep,
             "steps": self.step,
             "train_seconds": round(self.seconds, 3),
             "bad_pictures": len(self.unreadable.reasons),
