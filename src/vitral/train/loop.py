@@ -340,10 +340,8 @@ class Training(ABC):
         with self.learner.averaged():
             found: Scores = yield from self.score()
             if self.config.keep == "last":
+                self.best = Best(top1=found.top1, loss=found.loss, step=self.step, epoch=epoch)
                 is_best = self.step >= self.steps
-                self.best = (
-                    Best(top1=found.top1, loss=found.loss, step=self.step, epoch=epoch) if is_best else self.best
-                )
             else:
                 is_best = self.best.take(found, self.step, epoch)
             if is_best:
