@@ -32,17 +32,32 @@ def main(study: str, cell: str, seed: str, data: str, place: str) -> None:
 
 def run_cell(job: Job, data: str, place: Path) -> None:
     run, cell = job.folder(place), job.cell
+    trained = {"training": cell.training, "seed": job.seed}
+    if not run.exists():
+        _copy_of_another_study(trained, run, place)
     settings: dict[str, Any] = {**cell.settings, "seed": job.seed}
     if cell.start is not None:
         settings["from"] = str(job.folder(place, cell.start) / "model.safetensors")
         settings.pop("model")
     pictures = pictures_for(data, place, cell.images, cell.canvas)
     found = _untrained(settings, run) if cell.untrained else _trained(settings, pictures, run)
-    found = {"cell": cell.name, "seed": job.seed, "settings": cell.settings, **found}
+    found = {"cell": cell.name, **trained, **found}
     found["others"] = {name: measure(run, data, place, how) for name, how in cell.evaluations.items()}
     aside = run / "study.json.part"
     aside.write_text(json.dumps(found, indent=1))
     aside.replace(run / "study.json")
+
+
+def _copy_of_another_study(trained: dict[str, Any], run: Path, place: Path) -> None:
+    """If a finished run differs in nothing: most studies have the base itself as a cell."""
+    for path in sorted(place.glob(f"*/*-seed{trained['seed']}/study.json")):
+        training = json.loads(path.read_text())["training"]
+        if training == trained["training"] and not training["start"]:
+            aside = run.with_name(f"{run.name}.part")
+            shutil.rmtree(aside, ignore_errors=True)
+            shutil.copytree(path.parent, aside, ignore=shutil.ignore_patterns("study.json"))
+            aside.rename(run)
+            return
 
 
 def _trained(settings: dict[str, Any], data: str, run: Path) -> dict[str, Any]:

@@ -37,6 +37,11 @@ class Cell:
     line: str | None = None
     x: float | None = None
 
+    @property
+    def training(self) -> dict[str, Any]:
+        """All that decides what the network becomes, but the seed."""
+        return {name: getattr(self, name) for name in ("settings", "images", "canvas", "start", "untrained")}
+
 
 @dataclass(frozen=True)
 class Study:

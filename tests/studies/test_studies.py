@@ -105,6 +105,11 @@ def test_cells_are_trained_measured_and_not_trained_again(digits: Path, tmp_path
     part = open_data(tmp_path / "data" / "images50")
     assert Counter(item.label for item in part.splits["train"]) == dict.fromkeys(range(10), 5)
     assert len(part.splits["test"]) == 50
+    elsewhere = Job("y", Cell("the same", SMALL, {"probe": {"few_shot": 10}}), 3)
+    run_cell(elsewhere, str(digits), tmp_path)
+    again = json.loads((elsewhere.folder(tmp_path) / "study.json").read_text())
+    assert again["seconds"] == found["seconds"]  # it was not trained again
+    assert again["others"] == {"probe": found["others"]["probe"]}
     untrained = json.loads((fresh.folder(tmp_path) / "study.json").read_text())
     assert untrained["top1"] is None
     assert untrained["steps"] == 0

@@ -21,7 +21,7 @@ from vitral.train.config import (
     setting_names,
     with_settings,
 )
-from vitral.train.layers import gather_layers
+from vitral.train.layers import flat, gather_layers
 from vitral.train.tune import choose_parameters
 
 
@@ -211,6 +211,11 @@ def test_how_long_to_train_is_said_in_one_way_and_the_latest_counts() -> None:
     assert length(steps=7) == (7, "auto", None)
     with pytest.raises(vitral.ConfigError, match="epochs and minutes both say"):
         length(epochs=3, minutes=5)
+
+
+def test_a_stem_is_one_setting_however_it_is_said() -> None:
+    stem = {"kind": "convolutions", "widths": [32, 64]}
+    assert flat({"network": {"stem": stem}}) == flat({"network.stem": stem}) == {"network.stem": stem}
 
 
 @pytest.mark.parametrize("name", ["bit-r50x1", "R50x1", "BiT-M-R101x3"])

@@ -82,12 +82,11 @@ def over(settled: TrainConfig, settings: Mapping[str, Any], origin: str) -> Trai
 
 
 def flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """optim=dict(lr=1) -> optim.lr: 1."""
+    """optim=dict(lr=1) -> optim.lr: 1; a dict inside a section, as network.stem, is a value."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
-        found |= (
-            {f"{name}.{part}": inner for part, inner in value.items()} if isinstance(value, dict) else {name: value}
-        )
+        is_section = isinstance(value, dict) and "." not in name
+        found |= {f"{name}.{part}": inner for part, inner in value.items()} if is_section else {name: value}
     return found
 
 
