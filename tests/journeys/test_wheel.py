@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from PIL import Image
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,6 +35,9 @@ def test_the_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
     )
     assert "vit-b16" in run(scripts / "vitral", "models", cwd=tmp_path)
     assert "Everything that vitral needs is here." in run(scripts / "vitral", "doctor", cwd=tmp_path)
+    Image.new("RGB", (640, 480), "skyblue").save(tmp_path / "photo.jpg")
+    answer = run(scripts / "vitral", "predict", "vit-cifar10", "photo.jpg", "--format", "quiet", cwd=tmp_path)
+    assert answer.strip() in {"airplane", "bird", "ship"}  # whatever it sees, it is in the air or on the water
     script = "import torch, vitral; print(vitral.create('vit-pico7')(torch.zeros(1, 3, 28, 28)).shape, vitral.__file__)"
     out = run(scripts / "python", "-W", "error", "-c", script, cwd=tmp_path)
     assert "torch.Size([1, 1000])" in out

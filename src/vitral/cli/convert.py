@@ -39,7 +39,7 @@ def convert(
     Parameters
     ----------
     source
-        A file, a folder, or hf:owner/name.
+        A file, a folder, vit-cifar10 (it comes with vitral), or hf:owner/name.
     target
         The file to write: .safetensors for native, .npz for google, big_vision and bit, .safetensors or .pth for the
         others; for timm and huggingface also a folder.

@@ -21,7 +21,7 @@ def describe(
     Parameters
     ----------
     checkpoint
-        A file, a folder, or hf:owner/name.
+        A file, a folder, vit-cifar10 (it comes with vitral), or hf:owner/name.
     """
     from vitral.cli.models import parse_size
 

@@ -42,7 +42,7 @@ def evaluate(
     Parameters
     ----------
     run
-        A run folder, a weights file, or hf:owner/name.
+        A run folder, a weights file, vit-cifar10 (it comes with vitral), or hf:owner/name.
     data
         What to measure on; by default what the run held out.
     """

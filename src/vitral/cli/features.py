@@ -26,7 +26,7 @@ def features(
     Parameters
     ----------
     run
-        A run folder, a weights file, or hf:owner/name.
+        A run folder, a weights file, vit-cifar10 (it comes with vitral), or hf:owner/name.
     images
         Pictures, folders, patterns, or - for paths on standard input.
     """

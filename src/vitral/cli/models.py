@@ -11,6 +11,7 @@ from vitral.model.cost import count_cost
 from vitral.model.sizes import NAMES, canonical_name, named_config
 from vitral.show.console import Format, show_json, show_lines
 from vitral.show.models import TRAINING_BATCH, ModelRow, models_table
+from vitral.weights.shipped import SHIPPED
 
 
 def models(
@@ -35,7 +36,7 @@ def models(
     elif format == "quiet":
         show_lines(row.name for row in rows)
     else:
-        models_table(rows, left_out=len(names) - len(rows))
+        models_table(rows, SHIPPED, left_out=len(names) - len(rows))
 
 
 def find_models(words: tuple[str, ...]) -> list[str]:

@@ -32,7 +32,7 @@ def predict(
     Parameters
     ----------
     run
-        A run folder, a weights file, or hf:owner/name.
+        A run folder, a weights file, vit-cifar10 (it comes with vitral), or hf:owner/name.
     images
         Pictures, folders, patterns, or - for paths on standard input.
     """

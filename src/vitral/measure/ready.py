@@ -108,7 +108,7 @@ def make_ready(
     precision: str = "float32",
     image_size: int | tuple[int, int] | None = None,
 ) -> Ready:
-    """From a run folder, a weights file, ``hf:owner/name``, or a Checkpoint.
+    """From a run folder, a weights file, the name of a shipped model, ``hf:owner/name``, or a Checkpoint.
 
     Answers are computed in float32 unless another precision is asked for, so that they are the same everywhere.
     ``image_size`` is another one than the model was trained at."""

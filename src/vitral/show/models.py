@@ -1,5 +1,6 @@
 """The table of models."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,7 +32,7 @@ class ModelRow:
         return asdict(self)
 
 
-def models_table(rows: list[ModelRow], left_out: int = 0) -> None:
+def models_table(rows: list[ModelRow], shipped: Mapping[str, str], left_out: int = 0) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -55,6 +56,9 @@ def models_table(rows: list[ModelRow], left_out: int = 0) -> None:
         "FLOPs: one forward pass of one image, 2 for each multiply-add (papers often count 1). predict: memory for one "
         f"image. train: memory for a batch of {TRAINING_BATCH} with Adam. Both in float32.",
         style="dim",
+    )
+    console.print(
+        f"With trained weights: {', '.join(f'{name} ({what})' for name, what in shipped.items())}.", style="dim"
     )
     if left_out:
         console.print(f"{left_out} models are left out: their patch does not divide this size.", style="dim")

@@ -1,20 +1,24 @@
-"""From a name to a path: a file, a folder, or a repository of the Hugging Face hub.
+"""From a name to a path: a file, a folder, a model that comes with vitral, or a repository of the Hugging Face hub.
 
 Nothing is downloaded without saying what, how large and where to. What is in the cache is used without asking, and is
 all there is when offline.
 """
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-from vitral.errors import WeightsError, first_line, missing_package
+from vitral.errors import ConfigError, WeightsError, did_you_mean, first_line, missing_package
+from vitral.model.sizes import canonical_name
+from vitral.weights.shipped import SHIPPED, shipped_weights
 
 _DESCRIPTIONS = ("config.json", "preprocessor_config.json")
 _CHECKPOINTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def locate(source: str | Path) -> Path:
-    """The path of a checkpoint; ``hf:owner/name`` is fetched, ``file.npz:img`` names the image tower of two."""
+    """The path of a checkpoint; ``hf:owner/name`` is fetched, ``file.npz:img`` names the image tower of two. What lies
+    here under the name of a shipped model comes first."""
     if isinstance(source, str) and source.startswith("hf:"):
         return fetch(source.removeprefix("hf:"))
     if not isinstance(source, str | Path) or not str(source):
@@ -25,12 +29,23 @@ def locate(source: str | Path) -> Path:
         is_there = path.exists()
     except (OSError, RuntimeError, ValueError) as error:  # too long, somebody else's home, a zero byte
         raise WeightsError(f"{str(path)[:200]} is no path: {error}.") from error
+    if not is_there and (shipped := shipped_weights(str(source))):
+        return shipped
     if not is_there:
-        words = str(source)
-        looks_like_repository = words.count("/") == 1 and not words.startswith((".", "/", "~")) and not path.suffix
-        hint = f"If it is on the Hugging Face hub: hf:{words}" if looks_like_repository else None
-        raise WeightsError(f"There is no file or folder {path}.", hint=hint)
+        raise WeightsError(f"There is no file or folder {path}.", hint=_hint(str(source)))
     return path
+
+
+def _hint(words: str) -> str | None:
+    """For the name of a network, which has no weights, for nearly that of a model that comes with vitral, and for what
+    looks like a repository."""
+    with suppress(ConfigError):
+        name = canonical_name(words)
+        return f"{name} is a network without weights. `vitral train DATA --model {name}` trains it."
+    if hint := did_you_mean(words, SHIPPED):
+        return hint
+    looks_like_repository = words.count("/") == 1 and not words.startswith((".", "/", "~")) and not Path(words).suffix
+    return f"If it is on the Hugging Face hub: hf:{words}" if looks_like_repository else None
 
 
 def fetch(repository: str) -> Path:

@@ -35,7 +35,7 @@ _WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def load(
     source: str | Path, *, preprocess: Preprocess | Mapping[str, Any] | None = None, **config_overrides: Any
 ) -> Checkpoint:
-    """A checkpoint of any dialect, from a file, a folder or ``hf:owner/name``.
+    """A checkpoint of any dialect, from a file, a folder, ``hf:owner/name`` or a name of ``SHIPPED``.
 
     A keyword is a field of ViTConfig: ``num_classes`` gives a fresh zero head, ``image_size`` resamples the positions,
     ``patch_size`` the patch kernel, ``heads`` is believed. ``preprocess`` is a Preprocess, or a dict of fields to

@@ -1,0 +1,77 @@
+"""The model that comes with vitral: small, complete, and found by its name from anywhere."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitral
+from tests.cli.typed import typed as run
+from vitral.weights.shipped import SHIPPED, shipped_weights
+
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("the network was asked for")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_it_is_small_and_says_everything(name: str) -> None:
+    path = shipped_weights(name)
+    assert path is not None
+    assert path.stat().st_size <= 6.5e6
+    loaded = vitral.load(name)
+    parameters = list(loaded.model.parameters())
+    assert sum(parameter.numel() for parameter in parameters) <= 3_000_000
+    assert {parameter.dtype for parameter in parameters} == {torch.bfloat16}
+    assert loaded.report is not None
+    assert not loaded.report.assumed
+    card = path.with_suffix(".md").read_text(encoding="utf-8")
+    for words in ("vitral train", "--seed 0", "Top-1", "hours", "Licence"):
+        assert words in card, words
+
+
+def test_a_photo_is_answered_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> None:
+    monkeypatch.chdir(tmp_path)
+    pixels = np.random.default_rng(0).integers(0, 256, (375, 500, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save("photo.jpg")
+    done = run("predict", "vit-cifar10", "photo.jpg", "--top", "10", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout)
+    assert sorted(one["label"] for one in row["top"]) == sorted(CIFAR10)
+    assert vitral.Predictor("vit-cifar10")("photo.jpg").labels == CIFAR10
+
+
+def test_it_can_be_described_and_started_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("describe", "vit-cifar10", "--format", "quiet").stdout == "native\n"
+    words = ["--from", "vit-cifar10", "--steps", "1", "--batch-size", "8", "--device", "cpu", "--out", "run"]
+    done = run("train", "builtin:digits", *words, "--format", "quiet")
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_lies_here_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    vitral.save(vitral.create("vit-pico4", num_classes=3), "other.safetensors")
+    Path("other.safetensors").rename("vit-cifar10")
+    assert vitral.load("vit-cifar10").model.config.num_classes == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("vit-b16", "a network without weights"), ("ViT-B/16", "vit-b16 is a network"), ("vit-cifar11", "vit-cifar10")],
+)
+def test_other_names_are_answered_with_a_hint(name: str, hint: str) -> None:
+    with pytest.raises(vitral.WeightsError, match=hint):
+        vitral.load(name)
