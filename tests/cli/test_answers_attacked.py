@@ -14,32 +14,11 @@ import pytest
 import torch
 
 import vitral
+from tests.cli.conftest import TINY
 from tests.cli.typed import typed as run
 from tests.data.pictures import class_folders
 from vitral.errors import ConfigError, DataError, WeightsError
 from vitral.train.begin import train
-
-TINY: dict[str, Any] = dict(
-    model="vit-pico4",
-    network=dict(width=48, depth=1, heads=3),
-    image_size=16,
-    batch_size=8,
-    epochs=2,
-    device="cpu",
-    recipe="none",
-)
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return class_folders(tmp_path_factory.mktemp("data") / "photos", {"red": 30, "green": 30}, size=(16, 16))
-
-
-@pytest.fixture(scope="module")
-def model(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    list(train(photos, out=folder, **TINY))
-    return str(folder)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 import vitral
 from tests.data.pictures import class_folders
+from tests.train.leaving import leave_at
 from vitral.data.sources import open_data
 from vitral.data.splits import settle_splits
 from vitral.measure.metrics import Scores
@@ -18,7 +19,6 @@ from vitral.train.begin import train
 from vitral.train.best import Best
 from vitral.train.events import Began, Decided, EpochEnded, Event, Finished, Interrupted, Saved, Stepped, Warned
 from vitral.train.learner import Learner, TrainingError
-from vitral.train.loop import Training
 from vitral.train.state import load_state
 
 TINY: dict[str, Any] = dict(
@@ -114,15 +114,7 @@ EVERYTHING: dict[str, Any] = dict(
 def test_a_run_that_is_left_and_resumed_is_the_same_run(folder: Path, tmp_path: Path, stop: int) -> None:
     """Left at a step by a signal, resumed, and compared with one that was not disturbed, with everything on."""
     run(folder, tmp_path / "whole", **EVERYTHING)
-    events = train(folder, out=tmp_path / "parts", **{**TINY, **EVERYTHING})
-    training = None
-    for event in events:
-        if isinstance(event, Stepped) and event.step == stop:
-            frame: Any = events
-            while not isinstance(training, Training):
-                training = frame.gi_frame.f_locals.get("self")
-                frame = frame.gi_yieldfrom
-            training.signals.caught = 15
+    leave_at(stop, train(folder, out=tmp_path / "parts", **{**TINY, **EVERYTHING}))
     resumed = list(train(resume=tmp_path / "parts"))
     assert last(resumed, Began).step == stop
     same(tmp_path / "whole", tmp_path / "parts")

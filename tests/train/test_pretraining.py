@@ -13,12 +13,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitral
+from tests.train.leaving import leave_at
 from vitral.errors import ConfigError
 from vitral.measure.metrics import Scores
 from vitral.train.begin import train
 from vitral.train.best import Best
 from vitral.train.events import Finished, Stepped
-from vitral.train.loop import Training
 
 TINY: dict[str, Any] = dict(
     objective="masked-patches",
@@ -86,15 +86,7 @@ def test_other_targets(target: str, tmp_path: Path) -> None:
 def test_a_run_that_is_left_and_resumed_is_the_same_run(tmp_path: Path, stop: int) -> None:
     settings = {**TINY, "steps": 16, "ema": 0.9, "augment": dict(shift=0.1), "optim": dict(name="muon", lr=2e-3)}
     list(train("builtin:digits", out=tmp_path / "whole", **settings))
-    training = None
-    events = train("builtin:digits", out=tmp_path / "parts", **settings)
-    for event in events:
-        if isinstance(event, Stepped) and event.step == stop:
-            frame: Any = events
-            while not isinstance(training, Training):
-                training = frame.gi_frame.f_locals.get("self")
-                frame = frame.gi_yieldfrom
-            training.signals.caught = 15
+    leave_at(stop, train("builtin:digits", out=tmp_path / "parts", **settings))
     list(train(resume=tmp_path / "parts"))
     for name in ("model.safetensors", "masking.safetensors"):
         whole, parts = (load_file(tmp_path / run / name) for run in ("whole", "parts"))

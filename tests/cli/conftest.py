@@ -1,0 +1,31 @@
+"""A small model and what it was trained on, for every test here that only asks it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.pictures import class_folders
+from vitral.train.begin import train
+
+TINY: dict[str, Any] = dict(
+    model="vit-pico4",
+    network=dict(width=48, depth=1, heads=3),
+    image_size=16,
+    batch_size=8,
+    epochs=4,
+    device="cpu",
+    optim=dict(name="adamw", lr=3e-3),
+)
+
+
+@pytest.fixture(scope="package")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return class_folders(tmp_path_factory.mktemp("data") / "photos", {"red": 30, "green": 30}, size=(16, 16))
+
+
+@pytest.fixture(scope="package")
+def model(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    list(train(photos, out=folder, **TINY))
+    return str(folder)
