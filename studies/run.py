@@ -16,8 +16,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import vitral
 from studies.plan import Job, names, read_study
 from studies.report import write_report
+from vitral.data.sources import open_data
 
 
 def run_job(job: Job, data: str, place: Path, threads: int, before: "Future[str] | None") -> str:
@@ -42,7 +44,8 @@ def run_job(job: Job, data: str, place: Path, threads: int, before: "Future[str]
     return f"{told} after {(time.perf_counter() - start) / 60:.1f} minutes"
 
 
-def run_jobs(jobs: list[Job], data: str, place: Path, *, at_a_time: int, threads: int) -> None:
+def run_jobs(jobs: list[Job], data: str, place: Path, *, at_a_time: int, threads: int) -> int:
+    """How many failed."""
     with ThreadPoolExecutor(at_a_time) as pool:
         running: dict[tuple[str, str, int], Future[str]] = {}
         for job in jobs:
@@ -54,6 +57,13 @@ def run_jobs(jobs: list[Job], data: str, place: Path, *, at_a_time: int, threads
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
             sys.exit("Interrupted; the same command goes on.")
+        return sum(future.result().startswith("failed") for future in running.values())
+
+
+def at_least_one(word: str) -> int:
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} must be a whole number of at least 1")
+    return int(word)
 
 
 def main() -> None:
@@ -61,18 +71,28 @@ def main() -> None:
     parser.add_argument("study", choices=[*names(), "all"])
     parser.add_argument("data", nargs="?", help="CIFAR-10 as tar shards")
     parser.add_argument("--place", type=Path, default=Path("runs/studies"), help="where the runs are kept")
-    parser.add_argument("--jobs", type=int, default=2, help="cells at a time")
-    parser.add_argument("--threads", type=int, default=1, help="cores of each")
+    parser.add_argument("--jobs", type=at_least_one, default=2, help="cells at a time")
+    parser.add_argument("--threads", type=at_least_one, default=1, help="cores of each")
     parser.add_argument("--report", action="store_true", help="only write docs/results from what is there")
     options = parser.parse_args()
     chosen = names() if options.study == "all" else [options.study]
+    failed = 0
     if not options.report:
         if options.data is None:
             parser.error("the data are missing: CIFAR-10 as tar shards")
+        try:
+            open_data(options.data)
+        except vitral.VitralError as error:
+            parser.error(str(error))
         jobs = [job for name in chosen for job in read_study(name).jobs()]
-        run_jobs(jobs, options.data, options.place, at_a_time=options.jobs, threads=options.threads)
+        failed = run_jobs(jobs, options.data, options.place, at_a_time=options.jobs, threads=options.threads)
     for name in chosen:
-        write_report(read_study(name), options.place)
+        if any((options.place / name).glob("*/study.json")):
+            write_report(read_study(name), options.place)
+        else:
+            print(f"There are no results of {name} in {options.place}; its page stays as it is.", file=sys.stderr)
+            failed += 1
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

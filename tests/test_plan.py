@@ -77,7 +77,7 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     ("word", "number"),
     [
         *(("303M", JFT), ("1.28m", 1_280_000), ("50k", 50_000), ("4,000", 4000), ("2 G", 2 * 10**9)),
-        *(("1_281_167", 1_281_167), ("303,000,000", JFT), ("1,280.5k", 1_280_500)),
+        *(("1_281_167", 1_281_167), ("303,000,000", JFT), ("1,280.5k", 1_280_500), ("1e6", 10**6)),
     ],
 )
 def test_counts(word: str, number: int) -> None:
@@ -86,10 +86,25 @@ def test_counts(word: str, number: int) -> None:
 
 @pytest.mark.parametrize(
     "word",
-    ["", "many", "-5", "0", "1e6x", "NaN", "9" * 400, "0." + "1" * 400, "999999999999G", "1,28M", "1,,000", "12,34"],
+    [
+        "",
+        "many",
+        "-5",
+        "0",
+        "1e6x",
+        "NaN",
+        "9" * 400,
+        "0." + "1" * 400,
+        "999999999999G",
+        "1,28M",
+        "1,,000",
+        "12,34",
+        "0.5",
+        "1.5",
+    ],
 )
 def test_counts_that_are_none(word: str) -> None:
-    with pytest.raises(ConfigError, match="must be a number above 0"):
+    with pytest.raises(ConfigError, match="must be a whole number from 1 to"):
         count_from_word(word, "--images")
 
 

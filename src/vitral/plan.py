@@ -199,17 +199,17 @@ def measure_here(config: ViTConfig | BiTConfig, *, batch_size: int) -> float:
 
 
 def count_from_word(word: str, what: str) -> int:
-    """'303M', '1.28M', '50k', '4,000' -> a whole number."""
+    """'303M', '1.28M', '50k', '1e6', '4,000' -> a whole number."""
     digits = r"[0-9]{1,3}(?:[,_][0-9]{3}){1,5}|[0-9]{1,15}"  # a comma that stands for a point must not be passed over
-    match = re.fullmatch(rf"((?:{digits})(?:\.[0-9]{{1,15}})?)\s*([kKmMgGbB]?)", word.strip())
+    match = re.fullmatch(rf"((?:{digits})(?:\.[0-9]{{1,15}})?(?:[eE][0-9]{{1,2}})?)\s*([kKmMgGbB]?)", word.strip())
     scale = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}[match[2].lower()] if match else 0
-    number = round(float(re.sub("[,_]", "", match[1])) * scale) if match else 0
-    if not 1 <= number <= MOST:
+    number = float(re.sub("[,_]", "", match[1])) * scale if match else 0.0
+    if not 1 <= number <= MOST or not round(number, 3).is_integer():
         raise ConfigError(
-            f"{what} {word!r} must be a number above 0 and at most {MOST:.0e}.",
+            f"{what} {word!r} must be a whole number from 1 to {MOST:.0e}.",
             hint="Such as 50000, 50,000, 50k or 1.28M.",
         )
-    return number
+    return round(number)
 
 
 def _check_whole(**numbers: int) -> None:

@@ -270,6 +270,8 @@ def test_features_with_the_names_of_their_files(model: str, photos: Path, tmp_pa
         ("features MODEL PHOTOS --out EMPTY/x.txt", ".npz or .parquet"),
         ("evaluate MODEL nowhere", "no folder nowhere"),
         ("evaluate MODEL --knn 0", "knn=0"),
+        ("evaluate MODEL --knn 2.5", "--knn 2.5 must be a whole number"),
+        ("predict MODEL PHOTOS --top 2.5", "--top 2.5 must be a whole number"),
         ("evaluate MODEL --knn 100000", "knn=100000"),
         ("evaluate MODEL --few-shot 0", "few_shot=0"),
         ("evaluate MODEL --batch-size 0", "batch_size=0"),

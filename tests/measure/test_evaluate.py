@@ -322,3 +322,21 @@ def test_checkpoints_remember_that_labels_may_be_several(tmp_path: Path, dialect
     vitral.save(kept, tmp_path / "x.safetensors", dialect=dialect)
     assert vitral.load(tmp_path / "x.safetensors").multi_label
     assert not vitral.load(tmp_path / "x.safetensors", num_classes=3).multi_label  # a fresh head has no past
+
+
+def test_more_shots_than_pictures(run: Path, photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(vitral.ConfigError, match="few_shot=25 must be at most 24"):
+        vitral.evaluate(run / "model.safetensors", photos, few_shot=25)
+    class_folders(tmp_path, {"red": 3, "green": 9, "blue": 9}, size=(16, 16), split="train")
+    class_folders(tmp_path, {"red": 2, "green": 2, "blue": 2}, size=(16, 16), split="test")
+    found = vitral.evaluate(run / "model.safetensors", tmp_path, few_shot=(5, 5))
+    assert found.notes == ("not all classes have 5 training pictures: red has 3",)
+    assert found.few_shot is not None
+    assert "each" not in found.few_shot  # five is five
+
+
+def test_numbers_in_the_place_of_names_are_told(run: Path, tmp_path: Path) -> None:
+    class_folders(tmp_path, {"0": 3, "1": 3, "2": 3}, size=(16, 16))
+    assert vitral.evaluate(run, tmp_path).notes == (
+        "the data's classes are numbers, and were taken for the model's labels: 0 is blue",
+    )

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -112,3 +113,26 @@ def test_several_shots_on_the_command_line(cache: Path, data: Path, weights: Pat
     wrong = run("evaluate", str(weights), str(data), "--few-shot", "1,x")
     assert wrong.returncode == 2
     assert "must be a whole number or several" in wrong.stderr
+
+
+@pytest.mark.parametrize("what", ["cut", "nan", "turned"])
+def test_a_file_that_somebody_wrote_into_is_not_believed(cache: Path, data: Path, weights: Path, what: str) -> None:
+    first = evaluate(weights, data, knn=3)
+    for path in cache.glob("*.npz"):
+        with np.load(path) as kept:
+            arrays = dict(kept)
+        if what == "cut":
+            arrays["rows"] = arrays["rows"][:3]
+        elif what == "nan":
+            arrays["rows"] = np.full_like(arrays["rows"], np.nan)
+        else:
+            arrays["order"] = arrays["order"] + 99
+        np.savez(path, **arrays)
+    assert evaluate(weights, data, knn=3).knn == first.knn
+
+
+def test_a_place_that_cannot_be_written_to_costs_nothing(
+    data: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITRAL_CACHE", str(weights))  # a file where a folder should be
+    assert evaluate(weights, data, knn=3).knn is not None

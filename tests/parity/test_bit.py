@@ -122,3 +122,18 @@ def test_gradient_checkpointing_changes_nothing(images: torch.Tensor) -> None:
         gradients.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
     assert len(gradients[0]) == len(list(model.parameters()))
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("images", "reason"),
+    [
+        (torch.zeros(1, 1, 32, 32), "built for channels=3"),
+        ([], "an empty list"),
+        ([torch.zeros(1, 32, 32)], "Number 0 of the list"),
+    ],
+)
+def test_images_that_it_cannot_take(images: Any, reason: str) -> None:
+    model = vitral.create("bit-r50x1", stages=(1, 1, 1, 1), num_classes=3)
+    for ask in (model, model.features):
+        with pytest.raises(vitral.DataError, match=reason):
+            ask(images)

@@ -18,6 +18,7 @@ from studies.cell import build_network, run_cell
 from studies.pictures import on_canvas
 from studies.plan import Cell, Job, names, read_study
 from studies.report import _table, training_flops
+from studies.run import main
 from vitral.data.sources import open_data
 
 
@@ -149,3 +150,25 @@ def test_a_page_keeps_the_words_around_its_table(tmp_path: Path, monkeypatch: py
     assert "| 50.00 |" in text
     assert text.endswith("What this says.\n")
     assert (tmp_path / "results" / "axial.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        ("axial", 2, "the data are missing"),
+        ("axial /nowhere", 2, "There is no folder /nowhere"),
+        ("axial builtin:digits --jobs 0", 2, "at least 1"),
+        ("axial builtin:digits --threads two", 2, "at least 1"),
+        ("axial --report --place /nowhere", 1, "its page stays as it is"),
+    ],
+)
+def test_wrong_use(
+    words: str, code: int, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["run.py", *words.split()])
+    before = {path: path.read_bytes() for path in report.RESULTS.iterdir()}
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == code
+    assert reason in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in report.RESULTS.iterdir()} == before

@@ -45,7 +45,14 @@ def test_raw_labels_fall_into_the_bins_of_the_reference(name: str, raw: list[str
 
 @pytest.mark.parametrize(
     ("name", "label"),
-    [("clevr-count", "2"), ("clevr-distance", "101"), ("kitti-distance", "car"), ("kitti-distance", "nan")],
+    [
+        ("clevr-count", "2"),
+        ("clevr-count", "3.5"),
+        ("dsprites-location", "31.9"),
+        ("clevr-distance", "101"),
+        ("kitti-distance", "car"),
+        ("kitti-distance", "nan"),
+    ],
 )
 def test_raw_labels_that_cannot_be(name: str, label: str) -> None:
     from vitral.suites.vtab import _class_of
@@ -221,18 +228,48 @@ def test_other_data_in_a_tasks_place_are_named_so(tmp_path: Path) -> None:
     assert isinstance(found, SuiteResult)
     assert [(task.task, task.stand_in) for task in found.tasks] == [("cifar100", "four-colours"), ("camelyon", None)]
     assert found.tasks[0].train_images == 40  # 36 and the 4 that were cut off
+    assert found.unknown == ("model.safetensors",)
     write_shards(tmp_path / "cifar100=others", rows)
     with pytest.raises(DataError, match="2 things in the place of cifar100"):
         list(vitral.run_suite(str(tmp_path / "model.safetensors"), tmp_path))
+
+
+def test_a_name_that_is_missing_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "pets=").mkdir()
+    with pytest.raises(DataError, match="does not say what stands in the place of pets"):
+        find_task("pets", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"model": "vit-cifar1"}, "Did you mean 'vit-cifar10'"),
+        ({"model": vitral.create("vit-pico8")}, "takes the path or the name of a model"),
+        ({"place": None}, "and the folder of the tasks"),
+        ({"image_size": 17}, "17"),
+        ({"device": "cuda:77"}, "cuda"),
+        ({"objective": "masked-patches"}, "objective is not for a suite to change"),
+        ({"from": "x"}, "from is not for a suite to change"),
+    ],
+)
+def test_what_is_wrong_for_every_task_is_told_before_the_first(asked: Any, reason: str, tmp_path: Path) -> None:
+    stand_in("camelyon", tmp_path, write_folders)
+    stand_in("svhn", tmp_path, write_folders)
+    vitral.save(vitral.create("vit-pico8", image_size=16), tmp_path / "model.safetensors")
+    words = {"model": str(tmp_path / "model.safetensors"), "place": tmp_path, "image_size": 16, "steps": 1} | asked
+    with pytest.raises(vitral.VitralError, match=reason):
+        list(vitral.run_suite(words.pop("model"), words.pop("place"), **words))
 
 
 def test_what_stands_in_has_none_of_the_papers_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     task = {"group": "natural", "top1": 0.5, "low": 0.4, "high": 0.6, "images": 9, "papers": (85.5, 81.9, 84.1)}
     told = {"papers": ["H"], "groups": {"natural": 0.5}, "failed": {}, "missing": (), "changed": {}}
     task |= {"train_images": 1000}
-    told |= {"train_images": 1000, "interrupted": False}
+    told |= {"train_images": 1000, "interrupted": True, "left": ("svhn",), "unknown": ("Pets.csv",)}
     show_suite(told | {"tasks": [task | {"task": "cifar100", "stand_in": "cifar10"}]})
     shown = capsys.readouterr().out
+    assert "interrupted before the end of: svhn" in shown
+    assert "no task of the suite: Pets.csv" in shown
     assert "cifar10 for cifar100" in shown
     assert "cifar10 stands in the place of cifar100" in shown
     assert "85.5" not in shown
@@ -245,6 +282,7 @@ def test_what_stands_in_has_none_of_the_papers_numbers(capsys: pytest.CaptureFix
         ("{m} {d} --suite vtab-1k", "holds none of the tasks"),
         ("{m} {d}/nothing --suite vtab-1k", "There is no folder"),
         ("{m} {d} --suite vtab-1k --knn 3", "does not go with --suite"),
+        ("{m} {d} --suite vtab-1k --knn 0", "does not go with --suite"),
         ("{m} {d} --suite vtab-1k --temperature", "does not go with --suite"),
         ("{m} {d} --suite vtab-1k --no-cache", "does not go with --suite"),
         ("{m} {d} --steps 3", "there is no --suite"),

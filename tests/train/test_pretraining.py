@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitral
+from tests.data.pictures import class_folders
 from tests.train.leaving import leave_at
 from vitral.errors import ConfigError
 from vitral.measure.metrics import Scores
@@ -214,3 +215,24 @@ def test_a_checkpoint_is_pretrained_further_as_a_whole(pretrained: tuple[Path, l
     events = list(train("builtin:digits", out=tmp_path / "run", batch_size=32, device="cpu", **start))
     told = {event.name: event.value for event in events if type(event).__name__ == "Decided"}
     assert told["tune.what"] == "all"
+
+
+def test_other_pictures_may_be_held_out(tmp_path: Path) -> None:
+    class_folders(tmp_path / "data", {"red": 12, "green": 12}, size=(28, 28))
+    class_folders(tmp_path / "others", {"blue": 5}, size=(28, 28))
+    *_, finished = train(tmp_path / "data", val=str(tmp_path / "others"), out=tmp_path / "run", **TINY | {"steps": 2})
+    assert isinstance(finished, Finished)
+    assert finished.held_out["images"] == 5
+
+
+def test_a_run_without_labels_is_measured_by_its_features(pretrained: tuple[Path, list[Any]]) -> None:
+    run, _ = pretrained
+    assert vitral.evaluate(run, knn=5).split == "the data's own test split"
+    with pytest.raises(ConfigError, match="has no head"):
+        vitral.evaluate(run)
+
+
+def test_a_head_that_is_not_there_cannot_be_trained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has none"):
+        list(train("builtin:digits", out=tmp_path / "run", **TINY | {"tune": dict(what="head")}))
+    assert not (tmp_path / "run").exists()

@@ -55,7 +55,8 @@ def test_a_photo_is_answered_offline(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_it_can_be_described_and_started_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run("describe", "vit-cifar10", "--format", "quiet").stdout == "native\n"
+    for name in ("vit-cifar10", "vit-cifar10/"):  # as a shell completes it
+        assert run("describe", name, "--format", "quiet").stdout == "native\n"
     words = ["--from", "vit-cifar10", "--steps", "1", "--batch-size", "8", "--device", "cpu", "--out", "run"]
     done = run("train", "builtin:digits", *words, "--format", "quiet")
     assert done.returncode == 0, done.stderr
@@ -66,6 +67,19 @@ def test_what_lies_here_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     vitral.save(vitral.create("vit-pico4", num_classes=3), "other.safetensors")
     Path("other.safetensors").rename("vit-cifar10")
     assert vitral.load("vit-cifar10").model.config.num_classes == 3
+
+
+def test_as_a_network_it_is_sent_on(tmp_path: Path) -> None:
+    done = run("train", "builtin:digits", "--model", "vit-cifar10", "--out", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert "trained weights go with --from" in done.stderr
+
+
+def test_a_wrong_ending_is_told_by_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("convert", "vit-cifar10", "other.npz", "--to", "native")
+    assert done.returncode == 2
+    assert "vitral: other.npz must end in .safetensors" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -66,10 +66,11 @@ def convert_checkpoint(
 ) -> dict[str, Any]:
     from vitral.weights.files import is_file
     from vitral.weights.load import load
-    from vitral.weights.save import save
+    from vitral.weights.save import check_target, save
 
     if target.exists() and not overwrite:
         raise WeightsError(f"{target} exists, and nothing is overwritten by accident.", hint="Give --overwrite.")
+    check_target(target, to)
     of_pictures = [name for name in asked if name.startswith("preprocess.")]
     changes = {name.removeprefix("preprocess."): asked.pop(name) for name in of_pictures}
     loaded = load(source, preprocess=changes or None, **asked)

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from vitral.cli.numbers import WHOLE, parse_size
 from vitral.show.console import Format, show_json, show_lines
 from vitral.show.weights import show_checkpoint
 
@@ -13,7 +14,7 @@ def describe(
     /,
     *,
     image_size: Annotated[str | None, Parameter(help="As if loaded for this size: 384, or HEIGHTxWIDTH.")] = None,
-    heads: Annotated[int | None, Parameter(help="Attention heads, where the file does not tell.")] = None,
+    heads: Annotated[int | None, WHOLE, Parameter(help="Attention heads, where the file does not tell.")] = None,
     format: Annotated[Format, Parameter(help="human: a page; json: everything; quiet: the dialect.")] = "human",
 ) -> None:
     """Dialect, config, preprocessing, checksum, and what is renamed, resized, fresh or ignored.
@@ -23,7 +24,6 @@ def describe(
     checkpoint
         A file, a folder, vit-cifar10 (it comes with vitral), or hf:owner/name.
     """
-    from vitral.cli.models import parse_size
 
     asked: dict[str, Any] = {} if heads is None else {"heads": heads}
     if image_size is not None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from vitral.cli.models import parse_size
+from vitral.cli.numbers import WHOLE, parse_size
 from vitral.errors import ConfigError
 from vitral.show.console import Format, show_json, show_lines
 
@@ -19,9 +19,11 @@ def evaluate(
     few_shot: Annotated[
         str | None, Parameter(help="Measure the features: ridge regression on K a class, such as 10, or 1,5,10,25.")
     ] = None,
-    knn: Annotated[int | None, Parameter(help="Measure the features: a vote of the K nearest.")] = None,
+    knn: Annotated[int | None, WHOLE, Parameter(help="Measure the features: a vote of the K nearest.")] = None,
     suite: Annotated[Literal["vtab-1k"] | None, Parameter(help="Fine-tune on each of 19 tasks in DATA.")] = None,
-    steps: Annotated[int | None, Parameter(help="Of each task of a suite; by default the paper's 2,500.")] = None,
+    steps: Annotated[
+        int | None, WHOLE, Parameter(help="Of each task of a suite; by default the paper's 2,500.")
+    ] = None,
     against: Annotated[str | None, Parameter(help="Another model, on the same pictures.")] = None,
     temperature: Annotated[bool, Parameter(help="Also calibrate by temperature scaling.", negative="")] = False,
     label_map: Annotated[Path | None, Parameter(help="A file: the data's class, the model's label.")] = None,
@@ -31,8 +33,10 @@ def evaluate(
     precision: Annotated[
         str | None, Parameter(help="float32, bfloat16 or float16; by default float32, in a suite the device's.")
     ] = None,
-    batch_size: Annotated[int | None, Parameter(help="Pictures at a time; by default 64, in a suite 512.")] = None,
-    workers: Annotated[int, Parameter(help="Processes that load pictures.")] = 0,
+    batch_size: Annotated[
+        int | None, WHOLE, Parameter(help="Pictures at a time; by default 64, in a suite 512.")
+    ] = None,
+    workers: Annotated[int, WHOLE, Parameter(help="Processes that load pictures.")] = 0,
     cache: Annotated[bool, Parameter(help="Keep features on the disk for the next time.")] = True,
     format: Annotated[Format, Parameter(help="human: a page; json: everything; quiet: the top-1.")] = "human",
 ) -> None:
@@ -97,7 +101,7 @@ def parse_shots(words: str | None) -> tuple[int, ...] | None:
 
 
 def refuse_beside_suite(others: dict[str, object]) -> None:
-    if said := [name for name, value in others.items() if value]:
+    if said := [name for name, value in others.items() if value is not None and value is not False]:
         raise ConfigError(f"--{said[0]} does not go with --suite.")
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitral.cli.models import parse_size
+from vitral.cli.numbers import WHOLE, parse_size
 from vitral.show.console import Format, show_json, show_lines
 
 
@@ -18,7 +18,7 @@ def features(
     image_size: Annotated[str | None, Parameter(help="Another size than it was trained at: 224, or HxW.")] = None,
     device: Annotated[str, Parameter(help="cpu, cuda, cuda:1, mps.")] = "auto",
     precision: Annotated[str, Parameter(help="float32, bfloat16 or float16.")] = "float32",
-    batch_size: Annotated[int, Parameter(help="Pictures at a time.")] = 32,
+    batch_size: Annotated[int, WHOLE, Parameter(help="Pictures at a time.")] = 32,
     format: Annotated[Format, Parameter(help="human: a line; json: the same; quiet: nothing.")] = "human",
 ) -> None:
     """What the head sees of each picture, with the names of the files. Exit code 3: some could not be used.

@@ -1,10 +1,10 @@
 """``vitral models``: the table of names, with what each costs."""
 
-import re
-from typing import Annotated, overload
+from typing import Annotated
 
 from cyclopts import Parameter
 
+from vitral.cli.numbers import parse_size
 from vitral.errors import ConfigError, DataError, did_you_mean
 from vitral.model.config import ViTConfig
 from vitral.model.cost import count_cost
@@ -63,22 +63,6 @@ def _description(name: str) -> str:
     if name.startswith("r"):
         return "hybrid"
     return "small" if any(size in name for size in ("pico", "nano", "micro")) else ""
-
-
-@overload
-def parse_size(words: str) -> tuple[int, int]: ...
-@overload
-def parse_size(words: str | None) -> tuple[int, int] | None: ...
-def parse_size(words: str | None) -> tuple[int, int] | None:
-    """'384' or '384x256' -> (height, width)."""
-    if words is None:
-        return None
-    sides = words.lower().split("x")
-    if len(sides) > 2 or not all(re.fullmatch("[1-9][0-9]{0,5}", side) for side in sides):
-        raise ConfigError(
-            f"--image-size {words!r} must be a whole number of pixels or HEIGHTxWIDTH.", hint="Such as 384."
-        )
-    return int(sides[0]), int(sides[-1])
 
 
 def model_row(name: str, image_size: tuple[int, int] | None) -> ModelRow | None:

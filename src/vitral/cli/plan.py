@@ -4,7 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitral.cli.models import parse_size
+from vitral.cli.numbers import WHOLE, parse_size
 from vitral.plan import DEVICES, count_from_word, make_plan
 from vitral.show.console import Format, show_json, show_lines
 from vitral.show.plan import show_plan
@@ -16,10 +16,10 @@ def plan(
     images: Annotated[str, Parameter(help="How many images the data have: 50000, 1.28M, 303M.")],
     epochs: Annotated[float, Parameter(help="How often each is seen.")] = 1.0,
     image_size: Annotated[str | None, Parameter(help="384, or 384x256 for height x width.")] = None,
-    num_classes: Annotated[int | None, Parameter(help="Number of logits.")] = None,
-    batch_size: Annotated[int, Parameter(help="Images on one device at once, for the memory.")] = 32,
+    num_classes: Annotated[int | None, WHOLE, Parameter(help="Number of logits.")] = None,
+    batch_size: Annotated[int, WHOLE, Parameter(help="Images on one device at once, for the memory.")] = 32,
     device: Annotated[str | None, Parameter(help=f"{', '.join(DEVICES)}, or here: measured. All, if left out.")] = None,
-    devices: Annotated[int, Parameter(help="How many of them.")] = 1,
+    devices: Annotated[int, WHOLE, Parameter(help="How many of them.")] = 1,
     images_per_second: Annotated[float | None, Parameter(help="What one device was seen to train at.")] = None,
     price: Annotated[float | None, Parameter(help="Of one device for an hour.")] = None,
     format: Annotated[Format, Parameter(help="human: a table; json: all numbers; quiet: exaFLOPs.")] = "human",

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitral.cli.models import parse_size
+from vitral.cli.numbers import WHOLE, parse_size
 from vitral.errors import ConfigError
 
 
@@ -16,13 +16,13 @@ def predict(
     run: str,
     /,
     *images: str,
-    top: Annotated[int, Parameter(help="How many labels a picture.")] = 5,
+    top: Annotated[int, WHOLE, Parameter(help="How many labels a picture.")] = 5,
     out: Annotated[Path | None, Parameter(help="Write rows there: .csv or .jsonl.")] = None,
     resume: Annotated[bool, Parameter(help="Go on with --out after an interruption.", negative="")] = False,
     image_size: Annotated[str | None, Parameter(help="Another size than it was trained at: 224, or HxW.")] = None,
     device: Annotated[str, Parameter(help="cpu, cuda, cuda:1, mps.")] = "auto",
     precision: Annotated[str, Parameter(help="float32, bfloat16 or float16.")] = "float32",
-    batch_size: Annotated[int, Parameter(help="Pictures at a time.")] = 32,
+    batch_size: Annotated[int, WHOLE, Parameter(help="Pictures at a time.")] = 32,
     format: Annotated[
         Literal["human", "json", "csv", "quiet"], Parameter(help="human: a table; json: a line a picture.")
     ] = "human",

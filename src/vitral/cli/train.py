@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from vitral.cli.numbers import WHOLE
 from vitral.errors import ConfigError
 from vitral.show.console import Format, show_json
 
@@ -25,11 +26,11 @@ def train(
     out: Annotated[Path | None, Parameter(help="The run folder; by default runs/DATA-MODEL-1.")] = None,
     val: Annotated[str | None, Parameter(help="Other data to hold out.")] = None,
     epochs: Annotated[float | None, Parameter(help="Times that every picture is seen.")] = None,
-    steps: Annotated[int | None, Parameter(help="Or this many steps in all.")] = None,
+    steps: Annotated[int | None, WHOLE, Parameter(help="Or this many steps in all.")] = None,
     minutes: Annotated[float | None, Parameter(help="Plan the run to fit into this time.")] = None,
-    batch_size: Annotated[int | None, Parameter(help="Pictures in one step.")] = None,
+    batch_size: Annotated[int | None, WHOLE, Parameter(help="Pictures in one step.")] = None,
     image_size: Annotated[str | None, Parameter(help="Pixels: 384, or HEIGHTxWIDTH.")] = None,
-    seed: Annotated[int | None, Parameter(help="Another seed, another run.")] = None,
+    seed: Annotated[int | None, WHOLE, Parameter(help="Another seed, another run.")] = None,
     device: Annotated[str | None, Parameter(help="cpu, cuda, cuda:1, mps.")] = None,
     resume: Annotated[Path | None, Parameter(help="Go on with this run.")] = None,
     tensorboard: Annotated[bool, Parameter(help="Also write curves to RUN/tensorboard.", negative="")] = False,

@@ -60,6 +60,8 @@ def renumbered(other: Dataset, classes: tuple[str, ...]) -> tuple[Item, ...]:
         raise DataError(f"{other.name} has classes that the training data lack: {', '.join(unknown[:5])}.")
     numbers = {name: index for index, name in enumerate(classes)}
     found = other.splits.get(own_held_out(other) or "train", ())
+    if not classes:  # pictures without labels
+        return found
     return tuple(replace(item, label=_renumber(item.label, other.classes, numbers)) for item in found)
 
 

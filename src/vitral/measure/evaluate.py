@@ -21,7 +21,7 @@ from vitral.measure.few_shot import few_shot, neighbours
 from vitral.measure.metrics import compare
 from vitral.measure.predictions import Gathered, finished, gather
 from vitral.measure.ready import Ready, make_ready
-from vitral.measure.truth import read_real, renumber
+from vitral.measure.truth import are_numbers, read_real, renumber
 from vitral.weights.checkpoint import Checkpoint
 
 SEEDS = (0, 1, 2)
@@ -94,6 +94,8 @@ def evaluating(
     """The same, told while it goes on: Progress, and the Evaluation at the end."""
     how = Options(**options)
     ready = make_ready(source, device=how.device, precision=how.precision, image_size=how.image_size)
+    if not how.of_features:
+        ready.check_answers()
     asked = choose_pictures(ready, data, needs_train=how.of_features)
     measure = measure_features if how.of_features else measure_answers
     for event in measure(ready, asked, how):
@@ -116,8 +118,11 @@ def choose_pictures(ready: Ready, data: str | Path | None, *, needs_train: bool)
     config, manifest = (ready.run.read_config(), ready.run.read_json(ready.run.manifest)) if ready.run else ({}, {})
     if data is None and not config:
         raise ConfigError("There is no data to measure on.", hint="vitral evaluate WEIGHTS DATA")
-    found = open_data(str(config["data"]) if data is None else data)
-    is_same = bool(manifest) and manifest.get("data_fingerprint") == found.fingerprint()
+    place = str(config["data"]) if data is None else data
+    found = open_data(place)
+    # A run without labels has seen none, and its fingerprint knows of none.
+    seen = found if config.get("objective") != "masked-patches" else open_data(place, labelled=False)
+    is_same = bool(manifest) and manifest.get("data_fingerprint") == seen.fingerprint()
     # By the hash of their names, pictures keep their side also where others were added or taken away.
     is_own = is_same or (data is not None and bool(config) and _same_place(str(data), str(config["data"])))
     if data is None and not is_same:
@@ -147,7 +152,6 @@ def _same_place(first: str, second: str) -> bool:
 
 
 def measure_answers(ready: Ready, asked: Asked, how: Options) -> Iterator[Progress | Evaluation]:
-    ready.check_answers()
     if how.temperature and asked.data.multi_label:
         raise ConfigError("temperature scaling needs one label a picture, and these data have several.")
     other = None
@@ -161,6 +165,13 @@ def measure_answers(ready: Ready, asked: Asked, how: Options) -> Iterator[Progre
     ready.check_finite(answers.rows)
     found = summarise(answers, ready.labels, temperature=how.temperature)
     notes = tuple(_odd_pair(ready.multi_label, asked.data.multi_label))
+    if (
+        ready.has_names
+        and how.label_map is None
+        and ready.labels != asked.data.classes
+        and are_numbers(asked.data.classes)
+    ):
+        notes += (f"the data's classes are numbers, and were taken for the model's labels: 0 is {ready.labels[0]}",)
     if how.temperature and found.scaled is None:
         notes += ("there are too few pictures for temperature scaling",)
     found = replace(found, images_per_second=len(answers.rows) / seconds, notes=notes)
@@ -262,9 +273,22 @@ def measure_features(ready: Ready, asked: Asked, how: Options) -> Iterator[Progr
         found.append(events.last)
         if events.passed:  # what comes from the disk says nothing about speed
             computed, seconds = computed + len(items), seconds + time.perf_counter() - start
+    notes = tuple(_few(found[0], asked.data.classes, max(how.shots, default=0)))
     baseline = frozen(found[0], found[1], len(asked.data.classes), shots=how.shots, k=how.knn)
     unreadable = found[0].unreadable + found[1].unreadable
-    yield of_features(baseline, found[1], unreadable, images_per_second=computed / seconds if computed else None)
+    speed = computed / seconds if computed else None
+    yield replace(of_features(baseline, found[1], unreadable, images_per_second=speed), notes=notes)
+
+
+def _few(train: Gathered, classes: Sequence[str], shots: int) -> Iterator[str]:
+    """What to say where a class has fewer pictures than were asked for; ConfigError where each of them has."""
+    counts = train.labels.bincount(minlength=len(classes)).tolist()
+    if shots > max(counts):
+        raise ConfigError(
+            f"few_shot={shots} must be at most {max(counts)}, the number of training pictures of the largest class."
+        )
+    if fewer := [f"{name} has {count}" for name, count in zip(classes, counts, strict=True) if count < shots]:
+        yield f"not all classes have {shots} training pictures: {', '.join(fewer[:5])}{', ...' if fewer[5:] else ''}"
 
 
 def find_features(ready: Ready, items: Sequence[Item], data: Dataset, how: Options) -> Iterator[Progress | Gathered]:
@@ -287,7 +311,7 @@ def frozen(
     both = (train.rows, train.labels, test.rows, test.labels)
     results: dict[str, dict[str, Any]] = {}
     each = []
-    for number in sorted(shots):
+    for number in sorted(set(shots)):
         found = [few_shot(*both, shots=number, classes=classes, seed=seed) for seed in SEEDS]
         each.append({"shots": number, "top1": mean(found), "spread": pstdev(found), "seeds": found})
     if each:

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -71,7 +72,21 @@ def read(key: str, items: Sequence[Item]) -> Gathered | None:
         os.utime(path)
     except Exception:  # a cache is never the reason to stop, whatever was done to its files
         return None
-    return Gathered(items=items, rows=rows, labels=labels, order=order, unreadable=unreadable)
+    found = Gathered(items=items, rows=rows, labels=labels, order=order, unreadable=unreadable)
+    return found if _fits(found) else None
+
+
+def _fits(found: Gathered) -> bool:
+    """Whether these can be the features of the pictures: somebody may have written into the file."""
+    pictures = len(found.items)
+    is_in_order = found.order.ndim == 1 and ((found.order >= 0) & (found.order < pictures)).all()
+    return bool(
+        is_in_order
+        and found.rows.ndim == 2
+        and len(found.rows) == len(found.labels) == len(found.order)
+        and len(found.order) + len(found.unreadable) == pictures
+        and found.rows.isfinite().all()
+    )
 
 
 def keep(key: str, found: Gathered) -> None:
@@ -90,7 +105,8 @@ def keep(key: str, found: Gathered) -> None:
         aside.replace(path)
         _prune(folder)
     except OSError:  # no room, or no right to write: then they are computed again
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
 
 
 def _prune(folder: Path) -> None:

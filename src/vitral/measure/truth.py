@@ -47,7 +47,7 @@ def renumber(
     elif has_names and all(labels.count(name) == 1 for name in classes):
         places = {name: number for number, name in enumerate(labels)}
         numbers = [places[name] for name in classes]
-    elif len(classes) == len(labels) and (not has_names or [str(k) for k in range(len(classes))] == list(classes)):
+    elif len(classes) == len(labels) and (not has_names or are_numbers(classes)):
         numbers = list(range(len(classes)))
     else:
         unknown = [name for name in classes if name not in labels]
@@ -59,6 +59,10 @@ def renumber(
             hint="Give --label-map: a file with lines of the data's class and the model's label.",
         )
     return tuple(replace(item, label=_renumbered(item.label, numbers)) for item in items)
+
+
+def are_numbers(classes: Sequence[str]) -> bool:
+    return list(classes) == [str(number) for number in range(len(classes))]
 
 
 def _by_map(classes: Sequence[str], labels: tuple[str, ...], path: Path) -> list[int]:

@@ -20,6 +20,7 @@ from vitral.model.bit_config import BiTConfig
 from vitral.model.features import Features
 from vitral.model.initialise import Linear, constant_, initialise, lecun_normal_
 from vitral.model.layers import ByLayer
+from vitral.model.packing import check_images, check_list
 
 Images = Float[Tensor, "B C H W"] | Sequence[Float[Tensor, "C _ _"]]
 Maps = Float[Tensor, "B _ _ _"]
@@ -45,11 +46,13 @@ class BiT(nn.Module):
     def forward(self, images: Images) -> Float[Tensor, "B K"]:
         """(B, C, H, W), or a list of (C, H, W) of any sizes -> logits (B, K)."""
         if not isinstance(images, Tensor):
+            check_list(images, self.config.channels, self.root.weight)
             return torch.cat([self.forward(image[None]) for image in images])
         return self.head(self.encode(images).mean(dim=(2, 3)))
 
     def encode(self, images: Float[Tensor, "B C H W"]) -> Maps:
         """The last feature map, a thirty-second of the image's sides."""
+        check_images(images, self.config.channels, self.root.weight, axes=4)
         x = self.root(images)
         x = F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, stride=2)  # padded with zeros, as in the published networks
         for unit in self.blocks:
@@ -62,6 +65,7 @@ class BiT(nn.Module):
         if layers != ():
             raise ConfigError(f"layers={layers!r}: a BiT has no layers of tokens, only its last feature map.")
         if not isinstance(images, Tensor):
+            check_list(images, self.config.channels, self.root.weight)
             return [self.features(image[None]) for image in images]
         maps = self.encode(images)
         patches = maps.flatten(2).mT  # (B, D, rows, columns) -> (B, N, D)

@@ -83,7 +83,7 @@ def arrange(images: Tensor | Sequence[Tensor], config: ViTConfig, weight: Tensor
 
     ``weight`` is a parameter that meets the images: they must be where it is, and as precise."""
     if isinstance(images, Tensor):
-        _check(images, config, weight, axes=4)
+        check_images(images, config.channels, weight, axes=4)
         stacks, order = [images], None
     else:
         stacks, order = _stack_by_size(images, config, weight)
@@ -94,15 +94,10 @@ def arrange(images: Tensor | Sequence[Tensor], config: ViTConfig, weight: Tensor
 
 
 def _stack_by_size(images: Sequence[Tensor], config: ViTConfig, weight: Tensor) -> tuple[list[Tensor], tuple[int, ...]]:
-    if not isinstance(images, list | tuple) or not images:
-        seen = "an empty list" if isinstance(images, list | tuple) else f"of type {type(images).__name__}"
-        raise DataError(f"The model takes a tensor of images or a list of tensors, and this is {seen}.")
+    check_list(images, config.channels, weight)
     by_size: dict[tuple[int, ...], list[int]] = {}
     for index, image in enumerate(images):
-        if not isinstance(image, Tensor):
-            raise DataError(f"Number {index} of the list is of type {type(image).__name__} instead of a tensor.")
         try:
-            _check(image, config, weight, axes=3)
             config.grid(image.shape[1], image.shape[2])
         except DataError as error:
             raise DataError(f"Number {index} of the list: {error}") from None
@@ -111,7 +106,20 @@ def _stack_by_size(images: Sequence[Tensor], config: ViTConfig, weight: Tensor) 
     return stacks, tuple(index for group in by_size.values() for index in group)
 
 
-def _check(images: Tensor, config: ViTConfig, weight: Tensor, *, axes: int) -> None:
+def check_list(images: Sequence[Tensor], channels: int, weight: Tensor) -> None:
+    if not isinstance(images, list | tuple) or not images:
+        seen = "an empty list" if isinstance(images, list | tuple) else f"of type {type(images).__name__}"
+        raise DataError(f"The model takes a tensor of images or a list of tensors, and this is {seen}.")
+    for index, image in enumerate(images):
+        if not isinstance(image, Tensor):
+            raise DataError(f"Number {index} of the list is of type {type(image).__name__} instead of a tensor.")
+        try:
+            check_images(image, channels, weight, axes=3)
+        except DataError as error:
+            raise DataError(f"Number {index} of the list: {error}") from None
+
+
+def check_images(images: Tensor, channels: int, weight: Tensor, *, axes: int) -> None:
     """Axes, channels, dtype and device, of a batch or of one image of a list."""
     shape, wanted = tuple(images.shape), "(batch, channels, height, width)"
     if axes == 3:
@@ -119,12 +127,12 @@ def _check(images: Tensor, config: ViTConfig, weight: Tensor, *, axes: int) -> N
     if images.ndim != axes:
         hint = "Add the batch axis to a single image with image[None]." if (axes, images.ndim) == (4, 3) else None
         raise DataError(f"The model takes images of shape {wanted}, and this is {shape}.", hint=hint)
-    if shape[-3] != config.channels:
+    if shape[-3] != channels:
         hint = f"Convert the images, or build the model with channels={shape[-3]}."
-        if shape[-1] == config.channels:
+        if shape[-1] == channels:
             hint = f"Channels seem to come last: use images.movedim(-1, {axes - 3})."
         raise DataError(
-            f"The model was built for channels={config.channels}, and images of shape {shape}, read as {wanted}, have "
+            f"The model was built for channels={channels}, and images of shape {shape}, read as {wanted}, have "
             f"{shape[-3]}.",
             hint=hint,
         )

@@ -96,7 +96,8 @@ def canonical_name(name: str) -> str:
     hints = _other_patches(match) if match and match.end() == len(words) else None
     hints = hints or did_you_mean(found, NAMES) or did_you_mean(words, NAMES)
     raise ConfigError(
-        f"There is no model named {name!r}.", hint=" ".join(filter(None, (hints, "`vitral models` lists them all.")))
+        f"There is no model named {name!r}.",
+        hint=" ".join(filter(None, (hints, "`vitral models` lists them all; trained weights go with --from."))),
     )
 
 

@@ -7,6 +7,7 @@ from vitral.show.console import human_console
 
 def show_suite(told: dict[str, Any]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     console = human_console()
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -19,7 +20,7 @@ def show_suite(told: dict[str, Any]) -> None:
             interval = f"{100 * task['low']:.1f}-{100 * task['high']:.1f}"
             papers = ("-" if task["stand_in"] else f"{score:.1f}" for score in task["papers"])
             name = f"{task['stand_in']} for {task['task']}" if task["stand_in"] else task["task"]
-            table.add_row(name, f"{100 * task['top1']:.1f}", interval, f"{task['images']:,}", *papers)
+            table.add_row(Text(name), f"{100 * task['top1']:.1f}", interval, f"{task['images']:,}", *papers)
         if tasks:
             table.add_row(f"{group}, mean of {len(tasks)}", *_means(tasks, told), style="bold")
     if told["tasks"]:
@@ -38,9 +39,12 @@ def show_suite(told: dict[str, Any]) -> None:
     for name, reason in told["failed"].items():
         console.print(f"not measured: {name}: {reason}", style="yellow", markup=False, soft_wrap=True)
     if told["interrupted"]:
-        console.print("interrupted: these are the tasks that were finished", style="yellow")
+        console.print(f"interrupted before the end of: {', '.join(told['left'])}", style="yellow", soft_wrap=True)
     if told["missing"]:
         console.print(f"not there: {', '.join(told['missing'])}", style="yellow", soft_wrap=True)
+    if told["unknown"]:
+        said = f"no task of the suite: {', '.join(told['unknown'])}"
+        console.print(said, style="yellow", markup=False, soft_wrap=True)
     if told["changed"]:
         changed = ", ".join(f"{name}={value}" for name, value in told["changed"].items())
         console.print(f"not the paper's protocol: {changed}", style="yellow", markup=False, soft_wrap=True)

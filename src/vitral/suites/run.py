@@ -12,12 +12,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from vitral.data.items import Dataset
-from vitral.errors import DataError, VitralError
-from vitral.suites.vtab import GROUPS, PAPERS, TASKS, TRAIN, VAL, find_task, open_task
+from vitral.devices import choose_device
+from vitral.errors import ConfigError, DataError, VitralError
+from vitral.suites.vtab import GROUPS, PAPERS, TASKS, TRAIN, VAL, find_task, no_tasks, open_task
 from vitral.train.begin import train_settled
+from vitral.train.build import build_model
 from vitral.train.config import as_settings, with_settings
 from vitral.train.events import Finished, Interrupted, Stepped
 from vitral.train.layers import flat
+from vitral.weights.load import peek
 
 PROTOCOL: dict[str, Any] = {
     "steps": 2500,
@@ -71,8 +74,14 @@ class SuiteResult:
     """Tasks that could not be used, and why."""
     changed: dict[str, Any]
     """What differs from the paper's protocol."""
-    interrupted: bool = False
-    """Whether tasks are left that were not begun or not finished."""
+    left: tuple[str, ...] = ()
+    """Tasks that were not begun or not finished when it was interrupted."""
+    unknown: tuple[str, ...] = ()
+    """What lies there and is no task."""
+
+    @property
+    def interrupted(self) -> bool:
+        return bool(self.left)
 
     def group_mean(self, group: str | None = None) -> float | None:
         scores = [task.top1 for task in self.tasks if group in (None, task.group)]
@@ -83,6 +92,7 @@ class SuiteResult:
         whole = len(self.tasks) == len(TASKS) and all(task.is_the_papers for task in self.tasks)
         return {
             **asdict(self),
+            "interrupted": self.interrupted,
             "groups": groups,
             "mean": self.group_mean(),
             "is_whole": whole,
@@ -100,9 +110,15 @@ class TaskProgress:
     total: int
 
 
-def run_suite(model: str, place: str | Path, **changes: Any) -> Iterator[TaskProgress | TaskResult | SuiteResult]:
+def run_suite(
+    model: str | Path, place: str | Path, **changes: Any
+) -> Iterator[TaskProgress | TaskResult | SuiteResult]:
     """Every task below ``place`` that is there; ``changes`` are settings that differ from the paper's protocol."""
-    folder = Path(place)
+    if not isinstance(model, str | Path) or not isinstance(place, str | Path):
+        raise ConfigError("run_suite takes the path or the name of a model, and the folder of the tasks.")
+    if taken := sorted({"data", "from", "from_weights", "model", "objective", "val"} & changes.keys()):
+        raise ConfigError(f"{taken[0]} is not for a suite to change.")
+    model, folder = str(model), Path(place)
     if not folder.is_dir():
         raise DataError(
             f"There is no folder {folder}.", hint="It holds a folder or a table for each task: docs/vtab.md."
@@ -111,8 +127,12 @@ def run_suite(model: str, place: str | Path, **changes: Any) -> Iterator[TaskPro
     if not found:
         raise DataError(f"{folder} holds none of the tasks.", hint=f"They are called {', '.join(TASKS)}.")
     changes = flat(changes)
-    asked = as_settings(with_settings(None, {**PROTOCOL, **changes, "data": "", "from": model}, "vtab-1k"))
+    config = with_settings(None, {**PROTOCOL, **changes, "data": "", "from": model}, "vtab-1k")
     usual = as_settings(with_settings(None, {**PROTOCOL, "data": "", "from": model}, "vtab-1k"))
+    choose_device(config.device)
+    build_model(
+        replace(config, channels=peek(model).channels), classes=2
+    )  # what is wrong for every task is told once, before the first
     results: list[TaskResult] = []
     failed: dict[str, str] = {}
     interrupted = False
@@ -132,6 +152,7 @@ def run_suite(model: str, place: str | Path, **changes: Any) -> Iterator[TaskPro
             failed[name] = str(error)
         if interrupted:
             break
+    ended = {result.task for result in results} | failed.keys()
     yield SuiteResult(
         suite="vtab-1k",
         model=model,
@@ -139,9 +160,12 @@ def run_suite(model: str, place: str | Path, **changes: Any) -> Iterator[TaskPro
         missing=tuple(name for name in TASKS if name not in found),
         failed=failed,
         changed={
-            name: value for name, value in asked.items() if value != usual.get(name) and name not in _OF_THE_MACHINE
+            name: value
+            for name, value in as_settings(config).items()
+            if value != usual.get(name) and name not in _OF_THE_MACHINE
         },
-        interrupted=interrupted,
+        left=tuple(name for name in found if name not in ended),
+        unknown=tuple(no_tasks(folder)),
     )
 
 

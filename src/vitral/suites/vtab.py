@@ -41,7 +41,13 @@ def between(*edges: float) -> Callable[[float], int]:
 
 def divided(values: int, classes: int) -> Callable[[float], int]:
     """Whole numbers below ``values`` in equal bins."""
-    return lambda value: int(value * classes // values)
+    return lambda value: whole(value) * classes // values
+
+
+def whole(value: float) -> int:
+    if not value.is_integer():
+        raise ValueError(value)
+    return int(value)
 
 
 TASKS = {task.name: task for task in (
@@ -56,7 +62,7 @@ TASKS = {task.name: task for task in (
     Task(name="eurosat", group="specialized", classes=10, parts=(0.6, 0.2), papers=(96.7, 96.5, 95.6)),
     Task(name="resisc45", group="specialized", classes=45, parts=(0.6, 0.2), papers=(91.4, 89.7, 85.2)),
     Task(name="retinopathy", group="specialized", classes=5, papers=(76.6, 77.1, 75.3)),
-    Task(name="clevr-count", group="structured", classes=8, parts=(0.9, 0.1), bin=lambda n: int(n) - 3,
+    Task(name="clevr-count", group="structured", classes=8, parts=(0.9, 0.1), bin=lambda n: whole(n) - 3,
          papers=(91.7, 86.4, 70.3)),
     Task(name="clevr-distance", group="structured", classes=6, parts=(0.9, 0.1),
          bin=between(0, 8, 8.5, 9, 9.5, 10, 100), papers=(63.8, 63.1, 56.1)),
@@ -78,22 +84,33 @@ NO_VEHICLE = 1000.0
 
 def find_task(name: str, place: Path) -> tuple[Path, str | None] | None:
     """Where a task lies below a place, and what stands in its place: ``cifar100=cifar10`` is CIFAR-10 as CIFAR-100."""
-    candidates = (place / name, *(place / f"{name}{ending}" for ending in TABLES))
-    if found := next((path for path in candidates if path.exists()), None):
-        return found, None
-    others = sorted(place.glob(f"{name}=*"))
-    if len(others) > 1:
-        told = ", ".join(path.name for path in others)
-        raise DataError(f"{place} has {len(others)} things in the place of {name}: {told}.", hint="Leave one of them.")
-    for path in others:
-        return path, path.name.removesuffix(path.suffix if path.suffix in TABLES else "").partition("=")[2]
+    found = [path for path in sorted(place.iterdir()) if _task_of(path)[0] == name]
+    if len(found) > 1:
+        told = ", ".join(path.name for path in found)
+        raise DataError(f"{place} has {len(found)} things in the place of {name}: {told}.", hint="Leave one of them.")
+    for path in found:
+        stand_in = _task_of(path)[1]
+        if stand_in == "":
+            raise DataError(f"{path} does not say what stands in the place of {name}.", hint=f"Such as {name}=cifar10.")
+        return path, stand_in
     return None
+
+
+def no_tasks(place: Path) -> list[str]:
+    """What lies there and is none of the tasks, as a name in capital letters."""
+    found = [path for path in sorted(place.iterdir()) if not path.name.startswith(".")]
+    return [path.name for path in found if _task_of(path)[0] not in TASKS]
+
+
+def _task_of(path: Path) -> tuple[str, str | None]:
+    name, stands_in, what = path.name.removesuffix(path.suffix if path.suffix in TABLES else "").partition("=")
+    return name, what if stands_in else None
 
 
 def open_task(task: Task, path: Path, stand_in: str | None = None) -> Dataset:
     """The task's own splits: train (800 + 200), val (the 200 of them), test. What stands in its place has classes of
     its own."""
-    found = open_data(path) if stand_in else with_classes(open_data(path), task)
+    found = open_data(path) if stand_in else with_classes(open_data(path), task, path)
     if found.multi_label:
         raise DataError(f"{found.name} has several labels a picture, and {task.name} has one.")
     is_folders = path.is_dir() and not any(path.glob("*.tar"))
@@ -112,11 +129,11 @@ def open_task(task: Task, path: Path, stand_in: str | None = None) -> Dataset:
     return replace(found, name=task.name, splits=chosen)
 
 
-def with_classes(data: Dataset, task: Task) -> Dataset:
+def with_classes(data: Dataset, task: Task, path: Path) -> Dataset:
     """The same pictures with the classes of the task."""
     if task.bin is None:
         if len(data.classes) != task.classes:
-            raise DataError(f"{data.name} has {len(data.classes)} classes, and {task.name} has {task.classes}.")
+            raise DataError(f"{path} has {len(data.classes)} classes, and {task.name} has {task.classes}.")
         return data
     numbers = [_class_of(name, task) for name in data.classes]
     splits = {
@@ -134,7 +151,7 @@ def _class_of(name: str, task: Task) -> int:
             raise ValueError(name)
         found = task.bin(value)
     except (ValueError, OverflowError):
-        raise DataError(f"The label {name!r} is no number, and those of {task.name} are.") from None
+        raise DataError(f"The label {name!r} is no number as {task.name} has them: docs/vtab.md.") from None
     if not 0 <= found < task.classes:
         raise DataError(f"The label {name!r} is outside of what {task.name} has.")
     return found

@@ -77,3 +77,8 @@ def check_objective(config: TrainConfig) -> None:
                 f"{name}={value!r} is for objective={other!r}, and this run has objective={config.objective!r}.",
                 hint=f"Leave it out; where a recipe brings it, say {name}={one.default}.",
             )
+    if config.objective == "masked-patches" and config.tune.what == "head":
+        raise ConfigError(
+            "tune.what='head' trains the head alone, and the network of objective='masked-patches' has none.",
+            hint="Use tune.what=all.",
+        )

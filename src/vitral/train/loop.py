@@ -144,6 +144,8 @@ class Training(ABC):
         for name, reason in self.splits.reasons.items():
             yield Decided(name=name, value=f"{sizes[name]:,} pictures", reason=reason)
         if not self.resumed:
+            if self.config.from_weights and Run.is_run(Path(self.config.from_weights)):
+                Run(Path(self.config.from_weights)).trained_model()  # or says that there is none yet
             held = load(self.config.from_weights) if self.config.from_weights else None
             self.config, made = Decisions(self.config, self.data, self.splits.train, held).run()
             yield from made

@@ -29,10 +29,10 @@ def locate(source: str | Path) -> Path:
         is_there = path.exists()
     except (OSError, RuntimeError, ValueError) as error:  # too long, somebody else's home, a zero byte
         raise WeightsError(f"{str(path)[:200]} is no path: {error}.") from error
-    if not is_there and (shipped := shipped_weights(str(source))):
+    if not is_there and (shipped := shipped_weights(str(source).rstrip("/\\"))):
         return shipped
     if not is_there:
-        raise WeightsError(f"There is no file or folder {path}.", hint=_hint(str(source)))
+        raise WeightsError(f"There is no file or folder {source}.", hint=_hint(str(source)))
     return path
 
 
