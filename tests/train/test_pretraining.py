@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitral
+from tests.cli.typed import typed as run
 from tests.data.pictures import class_folders
 from tests.train.leaving import leave_at
 from vitral.errors import ConfigError
@@ -80,7 +81,34 @@ def test_other_targets(target: str, tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
     held = last(events, Finished).held_out
     assert held["target"] == target
+    assert (held["top1"] is None) == (target == "pixels")  # of which none is right or wrong
     vitral.write_report(tmp_path / "run")
+
+
+def test_pixels_are_told_by_their_loss(tmp_path: Path) -> None:
+    words = [
+        "train",
+        "builtin:digits",
+        "--objective",
+        "masked-patches",
+        "--masking.target",
+        "pixels",
+        "--steps",
+        "3",
+        "--batch-size",
+        "8",
+    ]
+    words += ["--network.depth", "1", "--device", "cpu", "--tensorboard"]
+    told = run(*words, "--out", str(tmp_path / "human"))
+    assert told.returncode == 0, told.stderr
+    assert "%" not in next(line for line in told.stderr.split("\n") if line.startswith("epoch"))
+    quiet = run(*words, "--out", str(tmp_path / "quiet"), "--format", "quiet")
+    held = json.loads((tmp_path / "quiet" / "report.json").read_text())["held_out"]
+    assert quiet.stdout == f"{held['loss']:.4f}\n"
+    lines = run(*words, "--out", str(tmp_path / "json"), "--format", "json").stderr.split("\n")
+    assert "NaN" not in "".join(lines)
+    ended = [json.loads(line) for line in lines if '"epochended"' in line]
+    assert ended[-1]["top1"] is None
 
 
 @pytest.mark.parametrize("stop", [1, 10])

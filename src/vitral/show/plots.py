@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import isnan
 from typing import Any
 
 BLUE, ORANGE, GREY, INK = "#2b6cb0", "#c05621", "#a0aec0", "#2d3748"
@@ -44,7 +45,9 @@ def draw_curves(losses: Sequence[dict[str, str]], epochs: Sequence[dict[str, str
     from matplotlib.ticker import MaxNLocator
 
     with _figure(8.6, 2.9) as (figure, told):
-        left, right = figure.subplots(1, 2)
+        shares = [100 * float(row["top1"]) for row in epochs]
+        panels = figure.subplots(1, 1 if shares and all(map(isnan, shares)) else 2, squeeze=False)[0]
+        left = panels[0]
         steps, values = [int(row["step"]) for row in losses], [float(row["loss"]) for row in losses]
         if steps:
             left.plot(steps, values, color=BLUE, alpha=0.25, linewidth=1)
@@ -54,10 +57,11 @@ def draw_curves(losses: Sequence[dict[str, str]], epochs: Sequence[dict[str, str
         left.plot(ends, [float(row["loss"]) for row in epochs], many, color=ORANGE, markersize=3, label="selection")
         left.set(xlabel="step", ylabel="loss", ylim=(0, None))
         left.legend(frameon=False)
-        right.plot(ends, [100 * float(row["top1"]) for row in epochs], many, color=ORANGE, markersize=3)
-        right.set(xlabel="step", ylabel="right on the selection, %")
-        right.set_ylim(top=min(100.5, right.get_ylim()[1]))
-        for axes in (left, right):
+        for right in panels[1:]:
+            right.plot(ends, shares, many, color=ORANGE, markersize=3)
+            right.set(xlabel="step", ylabel="right on the selection, %")
+            right.set_ylim(top=min(100.5, right.get_ylim()[1]))
+        for axes in panels:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.grid(color=GREY, alpha=0.25, linewidth=0.6)
     return told[0]

@@ -7,6 +7,7 @@ The files are written by TensorBoard's own writer, which does without torch, as 
 
 import time
 from collections.abc import Iterable, Iterator
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,11 @@ def scalars_of(event: Event) -> dict[str, float]:
             found = {"loss": event.loss, "lr": event.lr, "images_per_second": event.images_per_second}
             return {f"train/{name}": value for name, value in found.items()}
         case EpochEnded():
-            return {"selection/top1": event.top1, "selection/loss": event.loss}
+            found = {"selection/top1": event.top1, "selection/loss": event.loss}
+            return {name: value for name, value in found.items() if not isnan(value)}
         case Finished():
-            return {f"held_out/{name}": event.held_out[name] for name in ("top1", "top5", "loss")}
+            held = {name: event.held_out[name] for name in ("top1", "top5", "loss")}
+            return {f"held_out/{name}": value for name, value in held.items() if value is not None}
     return {}
 
 

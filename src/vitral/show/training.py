@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ def show_lines_of_json(events: "Iterable[Event]") -> dict[str, Any] | None:
     """Every event as a line on standard error; the last one is the result."""
     ended: dict[str, Any] | None = None
     for event in events:
-        content = {"event": type(event).__name__.lower(), **asdict(event)}
+        content = {"event": type(event).__name__.lower(), **_told(event)}
         with kept_going():
             sys.stderr.write(json.dumps(content, default=_plain) + "\n")
         ended = _ending(event) or ended
@@ -50,15 +51,22 @@ def show_quiet(events: "Iterable[Event]") -> dict[str, Any] | None:
     for event in events:
         ended = _ending(event) or ended
     if ended and "held_out" in ended:
-        sys.stdout.write(f"{ended['held_out']['top1']:.4f}\n")
+        held = ended["held_out"]
+        sys.stdout.write(f"{held['loss'] if held['top1'] is None else held['top1']:.4f}\n")
     return ended
 
 
 def _ending(event: "Event") -> dict[str, Any] | None:
     kind = type(event).__name__
     if kind in ("Finished", "Interrupted"):
-        return json.loads(json.dumps(asdict(event), default=_plain))
+        return json.loads(json.dumps(_told(event), default=_plain))
     return None
+
+
+def _told(event: "Event") -> dict[str, Any]:
+    """JSON has no word for what is no number."""
+    told = asdict(event)
+    return {name: None if isinstance(value, float) and isnan(value) else value for name, value in told.items()}
 
 
 def _plain(value: object) -> object:
@@ -134,7 +142,8 @@ def lines_of(event: "Event") -> list[tuple[str, str | None]]:
             return [(f"{told.steps} steps{went}, {told.parameters:,} parameters{part}: {told.folder}", "bold")]
         case "EpochEnded":
             best = "  best so far" if told.is_best else ""
-            selection = f"selection {told.top1:.2%}, loss {told.loss:.3f}"
+            right = "" if isnan(told.top1) else f" {told.top1:.2%},"
+            selection = f"selection{right} loss {told.loss:.3f}"
             line = f"epoch {told.epoch + 1:>3}  loss {told.train_loss:.3f}  {selection}{best}"
             return [(line, None)]
         case "Warned":

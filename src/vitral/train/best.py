@@ -1,7 +1,7 @@
 """Which epoch is the best by the selection, and the model of that epoch on the disk."""
 
 from dataclasses import dataclass
-from math import sqrt
+from math import isnan, sqrt
 
 from vitral.data.items import Dataset
 from vitral.measure.metrics import Scores
@@ -33,10 +33,14 @@ class Best:
         """Whether this epoch is the best so far."""
         noise = sqrt(found.top1 * (1 - found.top1) / max(1, found.images))
         falls = found.loss < self.loss * (1 - SMALLEST_FALL)
-        better = found.top1 > self.top1 + noise or (found.top1 >= self.top1 - noise and falls)
+        has_top1 = not isnan(found.top1)  # of pixels that are filled in, none is right or wrong
+        better = (
+            falls if not has_top1 else found.top1 > self.top1 + noise or (found.top1 >= self.top1 - noise and falls)
+        )
         if better:
             self.loss, self.step, self.epoch = found.loss, step, epoch
-        self.top1 = max(self.top1, found.top1)
+        if has_top1:
+            self.top1 = max(self.top1, found.top1)
         return better
 
     def is_old(self, epoch: int, patience: int) -> bool:

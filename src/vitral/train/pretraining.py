@@ -1,6 +1,7 @@
 """Training without labels: the same loop with masked patch prediction in place of classes."""
 
 from collections.abc import Generator, Iterator
+from math import isnan, nan
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class Pretraining(Training):
         if not images:
             raise DataError(f"None of the {len(loader.pictures)} pictures can be read.")
         found = torch.cat(right)
-        share = found.mean().item() if len(found) else 0.0
+        share = found.mean().item() if len(found) else nan
         # A colour is found or it is not; top5 is there for the log and the curves, which read one of every run.
         return Scores(images=images, loss=losses / images, top1=share, top5=share)
 
@@ -84,7 +85,8 @@ class Pretraining(Training):
             self.take_model(load(self.folder.model).model)
         found = yield from self.fill_in(self.held_out, "held out")
         yield from self.tell_unreadable()
-        held: dict[str, Any] = {**found.as_dict(), "target": self.config.masking.target}
+        scores = {name: None if isnan(value) else value for name, value in found.as_dict().items()}
+        held: dict[str, Any] = {**scores, "target": self.config.masking.target}
         write_results(
             self.folder,
             held,
