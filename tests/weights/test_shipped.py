@@ -82,6 +82,11 @@ def test_a_wrong_ending_is_told_by_its_own_name(tmp_path: Path, monkeypatch: pyt
     assert "vitral: other.npz must end in .safetensors" in done.stderr
 
 
+def test_a_fresh_head_is_said(tmp_path: Path) -> None:
+    done = run("convert", "vit-cifar10", str(tmp_path / "x.safetensors"), "--to", "native", "--set", "num_classes=3")
+    assert "fresh: head.weight: as num_classes asks" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [("vit-b16", "a network without weights"), ("ViT-B/16", "vit-b16 is a network"), ("vit-cifar11", "vit-cifar10")],

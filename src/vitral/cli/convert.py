@@ -55,6 +55,7 @@ def convert(
                 f"{result['difference']:.1e}.",
                 *([] if precision is None else [f"Rounding to {precision} changed them by {result['rounding']:.1e}."]),
                 *result["notes"],
+                *(f"fresh: {name}: {reason}" for name, reason in result["report"]["fresh"].items()),
                 *(f"assumed: {sentence}" for sentence in result["report"]["assumed"]),
                 *(f"warning: {sentence}" for sentence in result["report"]["warnings"]),
             ]
