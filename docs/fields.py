@@ -1,4 +1,4 @@
-"""Writes docs/config.md: every field of ViTConfig and of the stems, from the text under it in the source.
+"""Writes docs/config.md: every field of ViTConfig, of the stems and of BiTConfig, from the text under it in the source.
 
 python docs/fields.py
 """
@@ -6,17 +6,25 @@ python docs/fields.py
 import ast
 from pathlib import Path
 
-from vitral.model import config
+from vitral.model import bit_config, config
 
 PAGE = Path(__file__).parent / "config.md"
-CLASSES = ("ViTConfig", "ResNetStem", "ConvStem")
+CLASSES = {config: ("ViTConfig", "ResNetStem", "ConvStem"), bit_config: ("BiTConfig",)}
 
 
 def make_page() -> str:
-    source = Path(config.__file__).read_text(encoding="utf-8")
-    classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
-    head = "# Every choice of a network\n\nMade by `docs/fields.py` from `src/vitral/model/config.py`."
-    return "\n\n".join([head, *(make_table(classes[name]) for name in CLASSES)]) + "\n"
+    parts = [
+        "# Every choice of a network\n\nMade by `docs/fields.py` from `src/vitral/model/config.py` and `bit_config.py`."
+    ]
+    parts.append(
+        "On the command line: `--network.depth 4`, with commas for several numbers (`--network.stages 1,1,1,1`). In "
+        "TOML: `[network]`."
+    )
+    for module, names in CLASSES.items():
+        source = Path(str(module.__file__)).read_text(encoding="utf-8")
+        classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
+        parts += [make_table(classes[name]) for name in names]
+    return "\n\n".join(parts) + "\n"
 
 
 def make_table(node: ast.ClassDef) -> str:

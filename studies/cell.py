@@ -73,6 +73,7 @@ def _trained(settings: dict[str, Any], data: str, run: Path) -> dict[str, Any]:
         sys.exit(f"{run} was interrupted")
     report = json.loads((run / "report.json").read_text())
     kept = {"steps": report["steps"], "parameters": report["parameters"], "seconds": report["train_seconds"]}
+    kept["images"] = last.held_out["images"]
     is_classifier = settings.get("objective", "classify") == "classify"  # others count colours, not pictures
     return {"top1": last.held_out["top1"] if is_classifier else None, "loss": last.held_out["loss"], **kept}
 
@@ -83,7 +84,7 @@ def _untrained(settings: dict[str, Any], run: Path) -> dict[str, Any]:
     model, preprocess = build_network(settings)
     vitral.save(model, run / "model.safetensors", preprocess=preprocess)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {"top1": None, "steps": 0, "parameters": parameters, "seconds": 0.0}
+    return {"top1": None, "steps": 0, "parameters": parameters, "seconds": 0.0, "images": 0}
 
 
 def build_network(settings: dict[str, Any]) -> tuple[Network, Preprocess]:

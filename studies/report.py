@@ -4,6 +4,7 @@ written by hand."""
 import json
 from collections.abc import Sequence
 from itertools import cycle
+from math import ceil, sqrt
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -12,20 +13,20 @@ from studies.cell import build_network
 from studies.plan import Cell, Study
 from vitral.model.cost import count_cost
 
-RESULTS = Path(__file__).parent.parent / "docs" / "results"
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 LEGEND = (
-    "Mean and standard deviation over the seeds, of all 10,000 test pictures, which alone leave about one point to "
-    "chance (95 % interval of a fraction). TFLOP: of the training, as the paper counts it. Minutes: of training with "
-    "one thread, while another cell had the other core; the machine is shared, and times scatter."
+    "Mean and standard deviation over the seeds, of {images:,} test pictures, which alone leave {points:.1f} points to "
+    "chance (95 % interval of a half). TFLOP: of the training, as the paper counts it. Minutes: of training with one "
+    "thread, while another cell had the other core; the machine is shared, and times scatter."
 )
 COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b7791f", "#4a5568")
 
 
-def write_report(study: Study, place: Path) -> None:
+def write_report(study: Study, place: Path, results: Path) -> Path:
+    """The page; beside it the plot, and the numbers as JSON."""
     rows = {cell.name: _results(study, place, cell.name) for cell in study.cells}
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    page = RESULTS / f"{study.name}.md"
+    results.mkdir(parents=True, exist_ok=True)
+    page = results / f"{study.name}.md"
     text = page.read_text(encoding="utf-8") if page.is_file() else _page(study)
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"{page} must have {BEGIN} and {END} once, so that the words around them can be kept")
@@ -34,9 +35,10 @@ def write_report(study: Study, place: Path) -> None:
     picture = f"\n\n![{study.title}]({study.name}.png)" if any(rows.values()) else ""
     page.write_text(f"{before}{BEGIN}\n{_table(study, rows)}{picture}\n{END}{after}", encoding="utf-8")
     if picture:
-        _draw(study, rows)
+        _draw(study, rows, results / f"{study.name}.png")
         content = {"study": study.name, "cells": rows}
-        (RESULTS / f"{study.name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        (results / f"{study.name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return page
 
 
 def _results(study: Study, place: Path, cell: str) -> list[dict[str, Any]]:
@@ -52,7 +54,7 @@ def _page(study: Study) -> str:
     settings = f"[studies/{study.name}.toml](../../studies/{study.name}.toml)"
     return (
         f"# {study.title}\n\n{study.question}\n\n"
-        f"`python -m studies.run {study.name} SHARDS`, settings in {settings}.\n\n"
+        f"`python -m studies.run {study.name} DATA`, settings in {settings}.\n\n"
         f"{BEGIN}\n{END}\n\n## The paper's\n\n{study.paper}\n"
     )
 
@@ -72,11 +74,12 @@ def _table(study: Study, rows: dict[str, list[dict[str, Any]]]) -> str:
             *(_spread([one["others"].get(other) for one in found]) for other in others),
             str(len(found)),
             f"{found[0]['parameters']:,}",
-            f"{training_flops(cell) / 1e12:,.0f}" if found[0]["steps"] else "-",
-            f"{mean(one['seconds'] for one in found) / 60:.1f}",
+            f"{training_flops(cell) / 1e12:.2g}" if found[0]["steps"] else "-",
+            f"{mean(one['seconds'] for one in found) / 60:.2g}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + f"\n\n{LEGEND}"
+    images = max((one["images"] for found in rows.values() for one in found), default=0)
+    return "\n".join(lines) + (f"\n\n{LEGEND}".format(images=images, points=98 / sqrt(images)) if images else "")
 
 
 def _spread(values: Sequence[float | None]) -> str:
@@ -93,7 +96,7 @@ def training_flops(cell: Cell) -> float:
     return 3.0 * count_cost(model.config).forward_flops * cell.settings["batch_size"] * cell.settings["steps"]
 
 
-def _draw(study: Study, rows: dict[str, list[dict[str, Any]]]) -> None:
+def _draw(study: Study, rows: dict[str, list[dict[str, Any]]], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -101,12 +104,12 @@ def _draw(study: Study, rows: dict[str, list[dict[str, Any]]]) -> None:
 
     pyplot.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
     figure = _lines(study, rows, pyplot) if study.x_label else _dots(study, rows, pyplot)
-    figure.savefig(RESULTS / f"{study.name}.png", dpi=110)
+    figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
 
 def _dots(study: Study, rows: dict[str, list[dict[str, Any]]], pyplot: Any) -> Any:
-    """A dot for every seed, a stroke at the mean; beside each other for every way of measuring."""
+    """A dot for every seed, a stroke at the mean; a panel for every way of measuring, all at one scale."""
     names = [name for name, found in rows.items() if found]
     ways: dict[str, dict[str, list[float]]] = {}
     for name in names:
@@ -114,17 +117,23 @@ def _dots(study: Study, rows: dict[str, list[dict[str, Any]]], pyplot: Any) -> A
             for way, value in {"test pictures that are right, %": one["top1"], **one["others"]}.items():
                 if value is not None:
                     ways.setdefault(way, {}).setdefault(name, []).append(100 * value)
-    width, height = 4.2 + 2.6 * len(ways), 0.9 + 0.32 * len(names)
+    columns = min(2, len(ways))
+    lines = ceil(len(ways) / columns)
+    size = (4.2 + 2.6 * columns, lines * (0.9 + 0.32 * len(names)))
     figure, panels = pyplot.subplots(
-        1, len(ways), figsize=(width, height), sharey=True, squeeze=False, layout="constrained"
+        lines, columns, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
-    for axes, (way, scores) in zip(panels[0], ways.items(), strict=True):
+    for axes in panels.flat[len(ways) :]:
+        axes.remove()
+    for axes, (way, scores) in zip(panels.flat, ways.items(), strict=False):
         for place, name in enumerate(reversed(names)):
             values = scores.get(name, [])
             axes.plot(values, [place] * len(values), "o", color="#2b6cb0", alpha=0.7, markersize=5)
             if values:
                 axes.plot([mean(values)] * 2, [place - 0.28, place + 0.28], color="#c05621", linewidth=2)
-        axes.set(yticks=range(len(names)), yticklabels=list(reversed(names)), xlabel=way)
+        axes.set(yticks=range(len(names)), yticklabels=list(reversed(names)), title=way)
+        axes.title.set_size("medium")
+        axes.tick_params(labelbottom=True)
         axes.grid(axis="x", alpha=0.3)
     return figure
 

@@ -1,8 +1,8 @@
 """Runs a study, two cells at a time on one core each; what is finished is not done again, and a cell that was
 interrupted goes on where it was.
 
-    python -m studies.run positions SHARDS --place runs/studies
-    python -m studies.run all SHARDS --place runs/studies
+    python -m studies.run positions DATA --place runs/studies
+    python -m studies.run all DATA --place runs/studies
     python -m studies.run positions --report --place runs/studies     # the table and the plot, of what there is
 """
 
@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import vitral
-from studies.plan import Job, names, read_study
+from studies.plan import Job, Study, names, read_study
 from studies.report import write_report
 from vitral.data.sources import open_data
+from vitral.train.config import with_settings
 
 
 def run_job(job: Job, data: str, place: Path, threads: int, before: "Future[str] | None") -> str:
@@ -60,6 +61,12 @@ def run_jobs(jobs: list[Job], data: str, place: Path, *, at_a_time: int, threads
         return sum(future.result().startswith("failed") for future in running.values())
 
 
+def check_settings(study: Study) -> None:
+    """Every cell, before the first is begun."""
+    for cell in study.cells:
+        with_settings(None, {"data": "", **cell.settings}, f"{study.name}.toml, {cell.name!r}")
+
+
 def at_least_one(word: str) -> int:
     if not word.isdecimal() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"{word!r} must be a whole number of at least 1")
@@ -69,26 +76,29 @@ def at_least_one(word: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", choices=[*names(), "all"])
-    parser.add_argument("data", nargs="?", help="CIFAR-10 as tar shards")
-    parser.add_argument("--place", type=Path, default=Path("runs/studies"), help="where the runs are kept")
-    parser.add_argument("--jobs", type=at_least_one, default=2, help="cells at a time")
-    parser.add_argument("--threads", type=at_least_one, default=1, help="cores of each")
-    parser.add_argument("--report", action="store_true", help="only write docs/results from what is there")
+    parser.add_argument("data", nargs="?", help="CIFAR-10, as anything that vitral reads")
+    parser.add_argument("--place", type=Path, default=Path("runs/studies"), help="where the runs are kept: %(default)s")
+    parser.add_argument("--out", type=Path, help="where the pages go: PLACE/results; those of vitral: docs/results")
+    parser.add_argument("--jobs", type=at_least_one, default=2, help="cells at a time: %(default)s")
+    parser.add_argument("--threads", type=at_least_one, default=1, help="cores of each: %(default)s")
+    parser.add_argument("--report", action="store_true", help="only write the pages from what is there")
     options = parser.parse_args()
     chosen = names() if options.study == "all" else [options.study]
     failed = 0
     if not options.report:
         if options.data is None:
-            parser.error("the data are missing: CIFAR-10 as tar shards")
+            parser.error("the data are missing: CIFAR-10, as anything that vitral reads")
         try:
             open_data(options.data)
+            for name in chosen:
+                check_settings(read_study(name))
         except vitral.VitralError as error:
             parser.error(str(error))
         jobs = [job for name in chosen for job in read_study(name).jobs()]
         failed = run_jobs(jobs, options.data, options.place, at_a_time=options.jobs, threads=options.threads)
     for name in chosen:
         if any((options.place / name).glob("*/study.json")):
-            write_report(read_study(name), options.place)
+            print(write_report(read_study(name), options.place, options.out or options.place / "results"))
         else:
             print(f"There are no results of {name} in {options.place}; its page stays as it is.", file=sys.stderr)
             failed += 1

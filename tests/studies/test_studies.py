@@ -36,12 +36,13 @@ def test_every_cell_is_a_network_that_can_be_built(name: str) -> None:
 
 def test_the_table_says_what_is_missing() -> None:
     study = read_study("positions")
-    one = {"top1": 0.5, "seconds": 60.0, "parameters": 1000, "steps": 900, "others": {}}
+    one = {"top1": 0.5, "seconds": 60.0, "parameters": 1000, "steps": 900, "others": {}, "images": 21}
     rows = {cell.name: [] for cell in study.cells} | {"none": [one, {**one, "top1": 0.52}]}
     lines = _table(study, rows).split("\n")
     tflop = training_flops(study.cells[0]) / 1e12
     assert tflop == pytest.approx(3 * 63e6 * 64 * study.cells[0].settings["steps"] / 1e12, rel=0.05)
-    assert lines[2] == f"| none | 51.00 ± 1.41 | 2 | 1,000 | {tflop:.0f} | 1.0 |"
+    assert lines[2] == f"| none | 51.00 ± 1.41 | 2 | 1,000 | {tflop:.2g} | 1 |"
+    assert "of 21 test pictures, which alone leave 21.4 points to chance" in lines[-1]
     assert "not run yet" in lines[3]
 
 
@@ -132,18 +133,24 @@ def test_a_canvas_keeps_every_pixel_of_the_picture() -> None:
     assert whole.crop((left, top, right, bottom)).tobytes() == picture.tobytes()
 
 
-def test_a_page_keeps_the_words_around_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
+def test_a_page_keeps_the_words_around_its_table(tmp_path: Path) -> None:
     study = read_study("axial")
-    report.write_report(study, tmp_path)
-    page = tmp_path / "results" / "axial.md"
+    page = report.write_report(study, tmp_path, tmp_path / "results")
     assert page.read_text().count("not run yet") == 4
     page.write_text(page.read_text() + "What this says.\n")
     folder = next(study.jobs()).folder(tmp_path)
     folder.mkdir(parents=True)
-    found = {"cell": study.cells[0].name, "top1": 0.5, "seconds": 60.0, "parameters": 1000, "steps": 9, "others": {}}
+    found = {
+        "cell": study.cells[0].name,
+        "top1": 0.5,
+        "seconds": 60.0,
+        "parameters": 1000,
+        "steps": 9,
+        "others": {},
+        "images": 21,
+    }
     (folder / "study.json").write_text(json.dumps(found))
-    report.write_report(study, tmp_path)
+    report.write_report(study, tmp_path, tmp_path / "results")
     text = page.read_text()
     assert text.count(report.BEGIN) == text.count(report.END) == 1
     assert text.count("not run yet") == 3
@@ -166,9 +173,10 @@ def test_wrong_use(
     words: str, code: int, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["run.py", *words.split()])
-    before = {path: path.read_bytes() for path in report.RESULTS.iterdir()}
+    results = Path(report.__file__).parents[1] / "docs" / "results"
+    before = {path: path.read_bytes() for path in results.iterdir()}
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == code
     assert reason in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in report.RESULTS.iterdir()} == before
+    assert {path: path.read_bytes() for path in results.iterdir()} == before

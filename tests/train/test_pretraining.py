@@ -56,13 +56,14 @@ def test_it_learns_and_leaves_an_ordinary_checkpoint(pretrained: tuple[Path, lis
     assert features.scores.top1 > 0.3  # chance is 0.1
     told = json.loads((folder / "report.json").read_text())
     assert told["objective"] == "masked-patches"
+    assert 0.3 < told["held_out"]["commonest"] < 0.8  # most of a digit is black
     assert told["held_out"]["images"] == 1000
     assert told["held_out"]["loss"] == pytest.approx(last(events, Finished).held_out["loss"])
     vitral.write_report(folder)
     assert "hidden colours found" in (folder / "report.html").read_text()
     assert "fine-tuned" in (folder / "card.md").read_text()
     with Image.open(folder / "plots" / "masked.png") as sheet:
-        assert sheet.size == (4 * 102 + 6, 8 * 102 + 6)
+        assert sheet.size == (4 * 102 + 6, 18 + 8 * 102 + 6)
 
 
 def test_it_can_be_fine_tuned(pretrained: tuple[Path, list[Any]], tmp_path: Path) -> None:
@@ -82,6 +83,7 @@ def test_other_targets(target: str, tmp_path: Path) -> None:
     held = last(events, Finished).held_out
     assert held["target"] == target
     assert (held["top1"] is None) == (target == "pixels")  # of which none is right or wrong
+    assert (held["commonest"] is None) == (target == "pixels")
     vitral.write_report(tmp_path / "run")
 
 

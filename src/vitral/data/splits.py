@@ -31,7 +31,7 @@ def settle_splits(data: Dataset, other: Dataset | None = None, selected: float =
     else:
         rest, part = split_off(train)
         train, held = tuple(rest), tuple(part)
-        reasons["held_out"] = A_FIFTH
+        reasons["held_out"] = A_FIFTH if data.classes else "about a fifth, by a hash of the names"
     if "val" in data.splits and ("test" in data.splits or other is not None):
         selection, reasons["selection"] = data.splits["val"], "the data's own val split"
     else:

@@ -273,22 +273,23 @@ def measure_features(ready: Ready, asked: Asked, how: Options) -> Iterator[Progr
         found.append(events.last)
         if events.passed:  # what comes from the disk says nothing about speed
             computed, seconds = computed + len(items), seconds + time.perf_counter() - start
-    notes = tuple(_few(found[0], asked.data.classes, max(how.shots, default=0)))
+    notes = tuple(_few(found[0], asked.data.classes, how.shots))
     baseline = frozen(found[0], found[1], len(asked.data.classes), shots=how.shots, k=how.knn)
     unreadable = found[0].unreadable + found[1].unreadable
     speed = computed / seconds if computed else None
     yield replace(of_features(baseline, found[1], unreadable, images_per_second=speed), notes=notes)
 
 
-def _few(train: Gathered, classes: Sequence[str], shots: int) -> Iterator[str]:
-    """What to say where a class has fewer pictures than were asked for; ConfigError where each of them has."""
+def _few(train: Gathered, classes: Sequence[str], shots: Sequence[int]) -> Iterator[str]:
+    """What to say where a class has fewer pictures than were asked for; ConfigError where none has as many."""
     counts = train.labels.bincount(minlength=len(classes)).tolist()
-    if shots > max(counts):
+    if shots and min(shots) > max(counts):
         raise ConfigError(
-            f"few_shot={shots} must be at most {max(counts)}, the number of training pictures of the largest class."
+            f"few_shot={min(shots)} must be at most {max(counts)}, the number of pictures of the largest class."
         )
-    if fewer := [f"{name} has {count}" for name, count in zip(classes, counts, strict=True) if count < shots]:
-        yield f"not all classes have {shots} training pictures: {', '.join(fewer[:5])}{', ...' if fewer[5:] else ''}"
+    most = max(shots, default=0)
+    if fewer := [f"{name} has {count}" for name, count in zip(classes, counts, strict=True) if count < most]:
+        yield f"not all classes have {most} training pictures: {', '.join(fewer[:5])}{', ...' if fewer[5:] else ''}"
 
 
 def find_features(ready: Ready, items: Sequence[Item], data: Dataset, how: Options) -> Iterator[Progress | Gathered]:

@@ -71,7 +71,7 @@ class Ready:
         if not self.model.config.num_classes:
             raise ConfigError(
                 "This model has no head, so it has features and no answers.",
-                hint="vitral features WEIGHTS PICTURES --out features.npz",
+                hint="vitral evaluate RUN DATA --knn 10 measures them, vitral features RUN PICTURES writes them.",
             )
         self._check_pool()
 

@@ -68,12 +68,14 @@ def filled_in_summary(held: dict[str, Any]) -> list[str]:
     asked = f"on {held['images']:,} held-out pictures, target {held['target']}"
     if held["target"] == "pixels":
         return [f"mean squared error of hidden pixels {held['loss']:.4f}, {asked}"]
-    return [f"{held['top1']:.1%} of the hidden colours found {asked}", f"loss {held['loss']:.4f}"]
+    always = f"{held['commonest']:.1%} would be found by always saying the commonest" if "commonest" in held else ""
+    found = f"{held['top1']:.1%} of the hidden colours found {asked}"
+    return [*filter(None, (found, always)), f"loss {held['loss']:.4f}"]
 
 
 def _filled_in(run: Run) -> list[str]:
     text = (
-        "<p>Held-out pictures, from left to right: as they are; what the network saw (grey patches are hidden, a few "
+        "<p>Held-out pictures, from left to right: as they are; what the network saw (slanted lines: hidden; a few "
         "are from another place); what it says was there; what was there. Patches that it was not asked for are "
         "pale.</p>"
     )

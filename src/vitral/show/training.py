@@ -181,7 +181,10 @@ def show_result(ended: dict[str, Any]) -> None:
 def show_filled_in(ended: dict[str, Any]) -> None:
     """The result of a run without labels."""
     console, folder, scores = human_console(), ended["folder"], ended["held_out"]
-    found = f"{scores['top1']:.2%} of the hidden colours found, " if scores["target"] != "pixels" else ""
+    found = ""
+    if scores["target"] != "pixels":
+        always = f"{scores['commonest']:.2%} by always saying the commonest"
+        found = f"{scores['top1']:.2%} of the hidden colours found ({always}), "
     time = in_time(ended["train_seconds"])
     console.print(
         f"held out: {found}loss {scores['loss']:.4f}, {scores['images']:,} pictures, after {time}",

@@ -125,7 +125,10 @@ def run_suite(
         )
     found = {name: there for name in TASKS if (there := find_task(name, folder)) is not None}
     if not found:
-        raise DataError(f"{folder} holds none of the tasks.", hint=f"They are called {', '.join(TASKS)}.")
+        raise DataError(
+            f"{folder} holds none of the tasks.",
+            hint=f"They are called {', '.join(TASKS)}; what stands in a task's place cifar100=NAME.",
+        )
     changes = flat(changes)
     config = with_settings(None, {**PROTOCOL, **changes, "data": "", "from": model}, "vtab-1k")
     usual = as_settings(with_settings(None, {**PROTOCOL, "data": "", "from": model}, "vtab-1k"))

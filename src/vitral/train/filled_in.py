@@ -4,13 +4,20 @@ from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from vitral.preprocess import Preprocess
 from vitral.train.masked_patches import SMALL, Corruption, MaskedPatches, colour_of
 
-CELL, GAP, MOST = 96, 6, 8
+CELL, GAP, MOST, HEAD = 96, 6, 8, 18
+TITLES = ("picture", "seen", "answer", "truth")
+
+
+def hatching(height: int, width: int) -> Tensor:
+    """A slanted pattern, which no answer can be taken for."""
+    places = torch.arange(height)[:, None] + torch.arange(width)
+    return torch.where(places % 4 < 2, 0.35, 0.8)
 
 
 class Painter:
@@ -23,11 +30,13 @@ class Painter:
     def sheet(self, images: Tensor, corruption: Corruption, answers: Tensor, targets: Tensor) -> Image.Image:
         """A row for each of the first pictures: itself, corrupted, predicted, true."""
         number = min(MOST, len(images))
-        sheet = Image.new("RGB", (4 * (CELL + GAP) + GAP, number * (CELL + GAP) + GAP), (255, 255, 255))
+        sheet = Image.new("RGB", (4 * (CELL + GAP) + GAP, HEAD + number * (CELL + GAP) + GAP), (255, 255, 255))
+        for column, title in enumerate(TITLES):
+            ImageDraw.Draw(sheet).text((GAP + column * (CELL + GAP), GAP), title, fill=(90, 90, 90))
         for row in range(number):
             parts = self.row(images[row], corruption.part(slice(row, row + 1)), answers[row], targets[row])
             for column, patches in enumerate(parts):
-                sheet.paste(self.picture(patches), (GAP + column * (CELL + GAP), GAP + row * (CELL + GAP)))
+                sheet.paste(self.picture(patches), (GAP + column * (CELL + GAP), HEAD + GAP + row * (CELL + GAP)))
         return sheet
 
     def row(self, image: Tensor, corruption: Corruption, answers: Tensor, targets: Tensor) -> Iterator[Tensor]:
@@ -35,7 +44,7 @@ class Painter:
         patches = self.extra.cut((image.cpu() * self.std + self.mean)[None])[0]
         yield patches
         seen = patches[corruption.source[0].cpu()].clone()
-        seen[corruption.masked[0].cpu()] = 0.5
+        seen[corruption.masked[0].cpu()] = hatching(*self.extra.cell)
         yield seen
         asked = corruption.chosen[0].cpu()[:, None, None, None]
         for colours in (self.predicted(answers.cpu()), self.true(targets.cpu())):

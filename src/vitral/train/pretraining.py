@@ -48,18 +48,21 @@ class Pretraining(Training):
         return iter(())
 
     def score(self) -> Generator[Event, None, Scores]:
-        return self.fill_in(self.selection, "selection")
+        found, _ = yield from self.fill_in(self.selection, "selection")
+        return found
 
-    def fill_in(self, loader: Loader, what: str) -> Generator[Event, None, Scores]:
-        """The loss, and the part of the hidden colours that were found; what is hidden stays the same."""
-        losses, right, images = 0.0, [], 0
+    def fill_in(self, loader: Loader, what: str) -> Generator[Event, None, tuple[Scores, float | None]]:
+        """The loss, and the part of the hidden colours that were found; what is hidden stays the same. With it the part
+        that would be found by always saying the commonest of them: less than that is nothing learnt."""
+        losses, right, hidden, images = 0.0, [], [], 0
         for batch, prepared, answers in self.answers(loader):
             assert prepared.corruption is not None
             everything = slice(0, len(prepared))
             losses += self.objective.loss(answers, prepared, everything).item() * len(prepared)
-            right.append(
-                self.objective.extra.right(answers, prepared.targets, prepared.corruption.chosen).float().cpu()
-            )
+            chosen = prepared.corruption.chosen
+            right.append(self.objective.extra.right(answers, prepared.targets, chosen).float().cpu())
+            if not prepared.targets.is_floating_point():
+                hidden.append(prepared.targets[chosen].flatten().cpu())
             images += len(prepared)
             self.unreadable.take(((loader.pictures.items[i].key, why) for i, why in batch.bad), self.folder)
             yield Measuring(what=what, done=images, total=len(loader.pictures))
@@ -68,7 +71,8 @@ class Pretraining(Training):
         found = torch.cat(right)
         share = found.mean().item() if len(found) else nan
         # A colour is found or it is not; top5 is there for the log and the curves, which read one of every run.
-        return Scores(images=images, loss=losses / images, top1=share, top5=share)
+        scores = Scores(images=images, loss=losses / images, top1=share, top5=share)
+        return scores, torch.cat(hidden).bincount().max().item() / len(found) if hidden else None
 
     @torch.inference_mode()
     def answers(self, loader: Loader) -> Iterator[tuple[Batch, Prepared, Tensor]]:
@@ -83,10 +87,10 @@ class Pretraining(Training):
     def finish(self) -> Iterator[Event]:
         if self.best.step:
             self.take_model(load(self.folder.model).model)
-        found = yield from self.fill_in(self.held_out, "held out")
+        found, commonest = yield from self.fill_in(self.held_out, "held out")
         yield from self.tell_unreadable()
         scores = {name: None if isnan(value) else value for name, value in found.as_dict().items()}
-        held: dict[str, Any] = {**scores, "target": self.config.masking.target}
+        held: dict[str, Any] = {**scores, "target": self.config.masking.target, "commonest": commonest}
         write_results(
             self.folder,
             held,

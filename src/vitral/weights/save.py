@@ -83,7 +83,8 @@ def what_is_lost(content: Content, path: Path) -> tuple[dict[str, Any], list[str
     config = content.network
     if isinstance(config, BiTConfig):
         draft = draft_of(open_tensors(path), {})
-        return {}, _differences(draft, content)
+        is_same = draft.config.image_hw == config.image_hw
+        return {} if is_same else {"image_size": config.image_hw}, _differences(draft, content)
     draft = None
     asked: dict[str, Any] = {}
     for told in ({}, {"heads": config.heads}, {"heads": config.heads, "position_grid": config.table_grid}):
