@@ -137,7 +137,8 @@ def _refuse_folder(folder: Path, aside: Aside) -> None:
     if loose:
         raise DataError(
             f"{folder} holds {len(loose)} pictures, but no folders that say what they show.",
-            hint="Put the pictures of each class into a folder with its name, or write a table: image,label.",
+            hint="Put the pictures of each class into a folder with its name, or write a table: image,label. Without "
+            "labels, `vitral train DATA --objective masked-patches` learns from them.",
         )
     seen = f", but {aside.counted()}" if aside.endings else ""
     raise DataError(

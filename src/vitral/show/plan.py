@@ -20,9 +20,9 @@ def show_plan(plan: "Plan") -> None:
     rows = {
         "parameters": in_units(plan.parameters, ("", "K", "M", "G")),
         "forward": f"{in_units(plan.forward_flops, ('', 'K', 'M', 'G', 'T'))}FLOPs an image",
-        "training": f"{_rounded(plan.training_exaflops)} exaFLOPs{beside}",
+        "training": f"{_operations(plan.training_exaflops)}{beside}",
         "memory": f"{in_bytes(plan.memory_bytes)} for a batch of {plan.batch_size}, in float32 with Adam",
-        "TPUv3": f"{_rounded(plan.tpuv3_core_days)} core-days{days}",
+        "TPUv3": f"{_core_days(plan.tpuv3_core_days)}{days}",
     }
     for name, value in rows.items():
         console.print(f"{name:<12}{value}", highlight=False)
@@ -38,11 +38,13 @@ def show_plan(plan: "Plan") -> None:
         table.add_row(one.device, f"{one.devices:,}", speed, in_time(one.seconds), largest, *cost)
     console.print(table)
     console.print()
-    console.print(
-        f"Time at {100 * plan.utilisation:.0f} % of the data sheet, unless images a second were measured or given; the "
-        "paper's own runs reached 32 to 43 %. A training step counts as three forward passes.",
-        style="dim",
-    )
+    said = "A training step counts as three forward passes."
+    if any(one.largest_batch is not None for one in plan.estimates):
+        said += (
+            f" Time at {100 * plan.utilisation:.0f} % of the data sheet in 16 bits, unless images a second were given; "
+            "the paper's own runs reached 32 to 43 %. The largest batch is that of float32 with Adam."
+        )
+    console.print(said, style="dim")
 
 
 def in_time(seconds: float) -> str:
@@ -50,6 +52,16 @@ def in_time(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {unit}"
     return f"{seconds:.1f} seconds"
+
+
+def _operations(exaflops: float) -> str:
+    if exaflops >= 0.01:
+        return f"{_rounded(exaflops)} exaFLOPs"
+    return f"{in_units(exaflops * 1e18, ('', 'K', 'M', 'G', 'T', 'P'))}FLOPs"
+
+
+def _core_days(days: float) -> str:
+    return f"{_rounded(days)} core-days" if days >= 0.01 else f"{in_time(days * 24 * 3600)} of a core"
 
 
 def _rounded(number: float) -> str:
