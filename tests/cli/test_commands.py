@@ -89,7 +89,7 @@ def test_doctor() -> None:
         (["models", "--fromat", "json"], "Did you mean --format?"),
         (["models", "--format", "jsn"], "json"),
         (["models", "vit-b1x"], "No model matches 'vit-b1x'. Did you mean 'vit-b16'?"),
-        (["models", "--image-size", "many"], "--image-size 'many' must be a whole number of pixels below a million, or HEIGHTxWIDTH"),
+        (["models", "--image-size", "many"], "--image-size 'many' must be a whole number of pixels below a million"),
         (["models", "--image-size=-5"], "--image-size '-5' must be"),
         (["models", "vit-b", "vit-s"], "No model has all of 'vit-b' 'vit-s'"),
         (["doctor", "extra"], "These words are not expected: extra. See `vitral doctor --help`."),
