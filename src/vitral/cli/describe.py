@@ -24,7 +24,6 @@ def describe(
     checkpoint
         A file, a folder, vit-cifar10 (it comes with vitral), or hf:owner/name.
     """
-
     asked: dict[str, Any] = {} if heads is None else {"heads": heads}
     if image_size is not None:
         asked["image_size"] = parse_size(image_size)

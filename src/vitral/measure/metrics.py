@@ -2,7 +2,7 @@
 fractions go from 0 to 1."""
 
 from dataclasses import dataclass
-from math import nan, sqrt
+from math import isnan, nan, sqrt
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,10 @@ class Scores:
     top1: float
     top5: float
 
-    def as_dict(self) -> dict[str, float]:
-        return {"top1": self.top1, "top5": self.top5, "images": self.images, "loss": self.loss}
+    def as_dict(self) -> dict[str, float | None]:
+        """For JSON, which has no word for what is no number."""
+        told = {"top1": self.top1, "top5": self.top5, "images": self.images, "loss": self.loss}
+        return {name: None if isnan(value) else value for name, value in told.items()}
 
 
 def score(logits: Tensor, labels: Tensor) -> Scores:

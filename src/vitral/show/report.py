@@ -68,9 +68,11 @@ def filled_in_summary(held: dict[str, Any]) -> list[str]:
     asked = f"on {held['images']:,} held-out pictures, target {held['target']}"
     if held["target"] == "pixels":
         return [f"mean squared error of hidden pixels {held['loss']:.4f}, {asked}"]
-    always = f"{held['commonest']:.1%} would be found by always saying the commonest" if "commonest" in held else ""
-    found = f"{held['top1']:.1%} of the hidden colours found {asked}"
-    return [*filter(None, (found, always)), f"loss {held['loss']:.4f}"]
+    return [
+        f"{held['top1']:.1%} of the hidden colours found {asked}",
+        f"{held['commonest']:.1%} would be found by always saying the commonest",
+        f"loss {held['loss']:.4f}",
+    ]
 
 
 def _filled_in(run: Run) -> list[str]:

@@ -132,10 +132,9 @@ def run_suite(
     changes = flat(changes)
     config = with_settings(None, {**PROTOCOL, **changes, "data": "", "from": model}, "vtab-1k")
     usual = as_settings(with_settings(None, {**PROTOCOL, "data": "", "from": model}, "vtab-1k"))
+    # What is wrong for every task is told once, before the first.
     choose_device(config.device)
-    build_model(
-        replace(config, channels=peek(model).channels), classes=2
-    )  # what is wrong for every task is told once, before the first
+    build_model(replace(config, channels=peek(model).channels), classes=2)
     results: list[TaskResult] = []
     failed: dict[str, str] = {}
     interrupted = False

@@ -1,7 +1,7 @@
 """Training without labels: the same loop with masked patch prediction in place of classes."""
 
 from collections.abc import Generator, Iterator
-from math import isnan, nan
+from math import nan
 from typing import Any
 
 import torch
@@ -89,8 +89,7 @@ class Pretraining(Training):
             self.take_model(load(self.folder.model).model)
         found, commonest = yield from self.fill_in(self.held_out, "held out")
         yield from self.tell_unreadable()
-        scores = {name: None if isnan(value) else value for name, value in found.as_dict().items()}
-        held: dict[str, Any] = {**scores, "target": self.config.masking.target, "commonest": commonest}
+        held: dict[str, Any] = {**found.as_dict(), "target": self.config.masking.target, "commonest": commonest}
         write_results(
             self.folder,
             held,
