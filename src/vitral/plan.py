@@ -1,6 +1,6 @@
 """What a training run costs before it is begun: operations, memory, and time on machines that are not here.
 
-Counted as the paper counts (appendix D.5): convolutions, matrix products and attention products, two operations for
+Counted as the paper counts (by its table 6): convolutions, matrix products and attention products, two operations for
 each multiply and add, and a training step as three forward passes. Without torch, unless this machine is measured.
 """
 

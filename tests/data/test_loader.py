@@ -12,7 +12,7 @@ import torch
 import vitral
 from tests.data.pictures import class_folders, encoded, photo
 from vitral import Preprocess
-from vitral.data.augment import Augment, augment, inception_box, random_generator, resized_box
+from vitral.data.augment import Augment, augment, inception_box, random_generator, resized_box, squashed_box
 from vitral.data.loader import Kept, Loader, Pictures
 from vitral.data.sources import open_data
 
@@ -127,6 +127,23 @@ def test_boxes_follow_their_laws() -> None:
         np.prod(resized_box(300, 300, (0.08, 1.0), (0.75, 4 / 3), random_generator(0, 0, i))[2:]) for i in range(3000)
     ]
     assert abs(np.mean(torchvision) / 90_000 - 0.5) < 0.06  # area is uniform, but wide parts of large area do not fit
+
+
+@pytest.mark.parametrize(("height", "width"), [(300, 400), (480, 640), (640, 100), (7, 5), (1, 300), (512, 512)])
+def test_a_part_of_the_squashed_picture_has_its_shape(height: int, width: int) -> None:
+    """The BiT-HyperRule: squash to 512 x 512, cut 480 x 480 out of it anywhere."""
+    area = (480 / 512) ** 2
+    tops, lefts = set(), set()
+    for sample in range(2000):
+        box = squashed_box(height, width, (area, area), (1.0, 1.0), random_generator(0, 0, sample))
+        assert box[2:] == (max(1, round(height * 480 / 512)), max(1, round(width * 480 / 512)))
+        tops.add(box[0])
+        lefts.add(box[1])
+        assert 0 <= box[0] <= height - box[2]
+        assert 0 <= box[1] <= width - box[3]
+    assert max(tops) == height - box[2]
+    assert max(lefts) == width - box[3]
+    assert min(tops) == min(lefts) == 0
 
 
 @pytest.mark.parametrize(

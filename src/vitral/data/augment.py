@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import cos, exp, log, radians, sin, sqrt, tan
 from numbers import Integral, Real
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from vitral.errors import ConfigError
 from vitral.preprocess import Preprocess
 
 Generator = np.random.Generator
-Crop = Literal["none", "resized", "inception", "shift"]
+Crop = Literal["none", "resized", "inception", "squashed", "shift"]
 Range = tuple[float, float]
 
 
@@ -31,11 +31,12 @@ class Augment:
 
     crop: Crop = "none"
     """none: as in evaluation; resized: a random part (torchvision's law); inception: a random part (TensorFlow's law,
-    as in the paper's code); shift: moved by up to crop_shift pixels, the border mirrored."""
+    as in the paper's code); squashed: a random part of the picture made square (as for BiT); shift: moved by up to
+    crop_shift pixels, the border mirrored."""
     crop_area: Range = (0.08, 1.0)
-    """Smallest and largest part of the picture's area, for resized and inception."""
+    """Smallest and largest part of the picture's area, for resized, inception and squashed."""
     crop_aspect: Range = (0.75, 4 / 3)
-    """Narrowest and widest part, width by height."""
+    """Narrowest and widest part, width by height; of the squashed picture for squashed."""
     crop_shift: int = 4
     """Pixels, for shift."""
     flip: float = 0.0
@@ -58,8 +59,8 @@ class Augment:
     """Chance that a random rectangle is overwritten with noise."""
 
     def __post_init__(self) -> None:
-        if self.crop not in ("none", "resized", "inception", "shift"):
-            raise ConfigError(f"crop={self.crop!r} must be none, resized, inception or shift.")
+        if self.crop not in get_args(Crop):
+            raise ConfigError(f"crop={self.crop!r} must be none, resized, inception, squashed or shift.")
         for name, (least, most) in _BOUNDS.items():
             value = getattr(self, name)
             kind = Integral if name in ("randaugment", "crop_shift") else Real
@@ -109,7 +110,7 @@ def augment(
     patch: tuple[int, int] = (1, 1),
 ) -> Tensor:
     """A training picture as uint8 (C, height, width)."""
-    if how.crop in ("resized", "inception"):
+    if how.crop in _LAWS:
         image = crop_and_resize(content, random_box(content, preprocess, how, random), preprocess)
     else:
         image = prepare(content, preprocess, patch=patch)
@@ -135,8 +136,7 @@ def random_box(content: bytes | Pixels, preprocess: Preprocess, how: Augment, ra
         height, width = header.height, header.width
     else:
         height, width = content.shape[:2]
-    law = inception_box if how.crop == "inception" else resized_box
-    box = law(height, width, how.crop_area, how.crop_aspect, random)
+    box = _LAWS[how.crop](height, width, how.crop_area, how.crop_aspect, random)
     return aligned(box, (height, width), preprocess)
 
 
@@ -166,6 +166,18 @@ def inception_box(height: int, width: int, area: Range, aspect: Range, random: G
         if 0 < w <= width and area[0] * height * width <= h * w <= area[1] * height * width:
             return int(random.integers(0, height - h + 1)), int(random.integers(0, width - w + 1)), h, w
     return 0, 0, height, width
+
+
+def squashed_box(height: int, width: int, area: Range, aspect: Range, random: Generator) -> Box:
+    """torchvision's law on the picture as if it were a square, so that every part of a long one is seen."""
+    side = max(height, width)
+    top, left, h, w = resized_box(side, side, area, aspect, random)
+    down, across = height / side, width / side
+    h, w = max(1, round(h * down)), max(1, round(w * across))
+    return min(round(top * down), height - h), min(round(left * across), width - w), h, w
+
+
+_LAWS = {"resized": resized_box, "inception": inception_box, "squashed": squashed_box}
 
 
 def aligned(box: Box, size: tuple[int, int], preprocess: Preprocess) -> Box:

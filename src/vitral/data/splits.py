@@ -38,7 +38,7 @@ def settle_splits(data: Dataset, other: Dataset | None = None, selected: float =
         rest, part = split_off(train, selected, salt="selection")
         if part and len(rest) > len(part):
             train, selection = tuple(rest), tuple(part)
-            reasons["selection"] = f"about {selected:.0%} of the training ones"
+            reasons["selection"] = f"about {100 * selected:.6g} % of the training ones"
         else:
             selection, reasons["selection"] = train, "the training ones: there are too few to take some away"
     if not train:
