@@ -4,6 +4,7 @@ tar shards beside the runs."""
 import io
 import os
 import random
+import shutil
 import tarfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -35,7 +36,9 @@ def pictures_for(data: str, place: Path, images: int | None, canvas: int | None)
     try:
         aside.rename(folder)
     except OSError:  # the other job was quicker, and wrote the same
-        assert folder.is_dir()
+        if not folder.is_dir():
+            raise
+        shutil.rmtree(aside)
     return str(folder)
 
 

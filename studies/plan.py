@@ -2,6 +2,7 @@
 
 title, question, paper    paper: the paper's numbers, as a table in Markdown
 seeds = [0, 1, 2]
+x_label                   where the plot has lines
 [base]                    settings of vitral train for all cells, over those of base.toml
 [evaluations]             of all cells, beside their own
 [[cells]]                 a name, settings of its own (another model leaves the base's network behind), and any of
@@ -18,6 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from vitral.train.layers import flat
 
 HERE = Path(__file__).parent
 BASE = "base"
@@ -99,14 +102,3 @@ def read_study(name: str) -> Study:
 
 def _read(name: str) -> dict[str, Any]:
     return tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
-
-
-def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"optim": {"lr": 1}} -> {"optim.lr": 1}; a stem is one value."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict) and name != "stem":
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value
-    return found

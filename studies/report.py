@@ -10,7 +10,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from studies.cell import build_network
-from studies.plan import Cell, Study
+from studies.plan import Cell, Job, Study
 from vitral.model.cost import count_cost
 
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
@@ -25,7 +25,7 @@ COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b7791f", "#4a5568")
 
 def write_report(study: Study, place: Path, results: Path) -> Path:
     """The page; beside it the plot, and the numbers as JSON."""
-    rows = {cell.name: _results(study, place, cell.name) for cell in study.cells}
+    rows = {cell.name: _results(study, place, cell) for cell in study.cells}
     results.mkdir(parents=True, exist_ok=True)
     page = results / f"{study.name}.md"
     text = page.read_text(encoding="utf-8") if page.is_file() else _page(study)
@@ -33,7 +33,8 @@ def write_report(study: Study, place: Path, results: Path) -> Path:
         raise ValueError(f"{page} must have {BEGIN} and {END} once, so that the words around them can be kept")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    picture = f"\n\n![{study.title}]({study.name}.png)" if any(rows.values()) else ""
+    measured = [one for found in rows.values() for one in found if one["top1"] is not None or one["others"]]
+    picture = f"\n\n![{study.title}]({study.name}.png)" if measured else ""
     page.write_text(f"{before}{BEGIN}\n{_table(study, rows)}{picture}\n{END}{after}", encoding="utf-8")
     if picture:
         _draw(study, rows, results / f"{study.name}.png")
@@ -42,13 +43,9 @@ def write_report(study: Study, place: Path, results: Path) -> Path:
     return page
 
 
-def _results(study: Study, place: Path, cell: str) -> list[dict[str, Any]]:
-    found = []
-    for job in study.jobs():
-        path = job.folder(place) / "study.json"
-        if job.cell.name == cell and path.is_file():
-            found.append(json.loads(path.read_text(encoding="utf-8")))
-    return found
+def _results(study: Study, place: Path, cell: Cell) -> list[dict[str, Any]]:
+    paths = (Job(study.name, cell, seed).folder(place) / "study.json" for seed in study.seeds)
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()]
 
 
 def _page(study: Study) -> str:
@@ -144,7 +141,7 @@ def _lines(study: Study, rows: dict[str, list[dict[str, Any]]], pyplot: Any) -> 
     lines: dict[str, dict[float, list[float]]] = {}
     for cell in study.cells:
         for one in rows[cell.name]:
-            if cell.line is not None and cell.x is not None:
+            if cell.line is not None and cell.x is not None and one["top1"] is not None:
                 lines.setdefault(cell.line, {}).setdefault(cell.x, []).append(100 * one["top1"])
             for name, how in cell.evaluations.items():
                 if "line" in how and name in one["others"]:

@@ -29,8 +29,11 @@ def run_job(job: Job, data: str, place: Path, threads: int, before: "Future[str]
         return f"failed: it begins with {job.cell.start!r}, which failed"
     result = job.folder(place) / "study.json"
     if result.is_file():
-        was = json.loads(result.read_text())["training"]
-        return "was there" if was == job.cell.training else f"failed: {result.parent} has other settings; remove it"
+        was = json.loads(result.read_text())
+        if was["training"] != job.cell.training:
+            return f"failed: {result.parent} has other settings; remove it"
+        if was.get("evaluations", job.cell.evaluations) == job.cell.evaluations:
+            return "was there"
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     words = [job.study, job.cell.name, str(job.seed), data, str(place)]
     start = time.perf_counter()

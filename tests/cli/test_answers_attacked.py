@@ -33,9 +33,11 @@ def overflowing(model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("words", ["predict {m} {p}", "evaluate {m} {p}", "evaluate {m} {p} --knn 3"])
-def test_answers_that_are_no_numbers_are_refused(overflowing: str, photos: Path, words: str) -> None:
-    done = run(*words.format(m=overflowing, p=photos).split())
+@pytest.mark.parametrize(
+    "words", ["predict {m} {p}", "evaluate {m} {p}", "evaluate {m} {p} --knn 3", "evaluate {good} {p} --against {m}"]
+)
+def test_answers_that_are_no_numbers_are_refused(overflowing: str, model: str, photos: Path, words: str) -> None:
+    done = run(*words.format(m=overflowing, p=photos, good=model).split())
     assert done.returncode == 2
     assert "no finite numbers" in done.stderr
 

@@ -247,7 +247,6 @@ def test_memory_does_not_hold_the_pictures(run: Path, photos: Path) -> None:
 
 def test_labels_without_names_are_matched_by_number(photos: Path) -> None:
     assert vitral.evaluate(checkpoint(None), photos / "test").scores.images == 21
-    four = checkpoint(None)
     data = photos / "test"
     model = small_model(num_classes=4)
     four = Checkpoint(model=model, preprocess=default_preprocess(model))

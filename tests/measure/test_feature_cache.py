@@ -1,5 +1,7 @@
 """Features that are kept: the same answers, found again, and never those of other weights or pictures."""
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +102,33 @@ def test_bad_pictures_are_remembered_as_such(cache: Path, data: Path, weights: P
 
 
 def test_the_oldest_go_first(cache: Path, monkeypatch: pytest.MonkeyPatch, data: Path, weights: Path) -> None:
-    monkeypatch.setattr(feature_cache, "LARGEST", 9_000)
     evaluate(weights, data, knn=3)
+    first = set(cache.glob("*.npz"))
+    pair = sum(path.stat().st_size for path in first)
+    monkeypatch.setattr(feature_cache, "LARGEST", pair + 100)
     evaluate(weights, data, knn=3, image_size=35)
-    assert 0 < sum(path.stat().st_size for path in cache.glob("*.npz")) <= 9_000
+    left = set(cache.glob("*.npz"))
+    assert len(left) == 2
+    assert not left & first
+
+
+def test_features_that_are_too_large_leave_the_others_alone(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, data: Path, weights: Path
+) -> None:
+    evaluate(weights, data, knn=3)
+    first = set(cache.glob("*.npz"))
+    monkeypatch.setattr(feature_cache, "LARGEST", 3_000)  # smaller than the rows of either split
+    evaluate(weights, data, knn=3, image_size=35)
+    assert set(cache.glob("*.npz")) == first
+
+
+def test_what_a_killed_process_left_behind_goes(cache: Path, data: Path, weights: Path) -> None:
+    cache.mkdir(parents=True)
+    for name, age in (("old", 2 * 24 * 3600), ("new", 60)):
+        (cache / f"{name}.part").write_bytes(b"half")
+        os.utime(cache / f"{name}.part", (time.time() - age,) * 2)
+    evaluate(weights, data, knn=3)
+    assert [path.name for path in cache.glob("*.part")] == ["new.part"]
 
 
 def test_several_shots_on_the_command_line(cache: Path, data: Path, weights: Path) -> None:

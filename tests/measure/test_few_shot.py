@@ -58,9 +58,10 @@ def test_other_seeds_choose_other_pictures_and_few_are_taken_all() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 5, 10])
-def test_neighbours_vote_by_cosine(k: int) -> None:
+def test_neighbours_vote_by_cosine(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitral.measure.few_shot._CELLS", 150 * 300)
     train, labels = features(150, 12, 5, seed=0)
-    test, truth = features(1100, 12, 5, seed=1)  # more than one part of the products
+    test, truth = features(1100, 12, 5, seed=1)  # four parts of the products
     found = neighbours(train, labels, test, truth, k=k, classes=5)
     a, b = (rows.double().numpy() for rows in (train, test))
     a, b = a / np.linalg.norm(a, axis=1, keepdims=True), b / np.linalg.norm(b, axis=1, keepdims=True)

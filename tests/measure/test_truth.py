@@ -56,3 +56,10 @@ def test_no_true_label_for_any_picture(tmp_path: Path) -> None:
         read_real(tmp_path / "real.json", ["a.png", "b.png"], 2)
     (tmp_path / "real.json").write_text(json.dumps({"a.png": [], "b.png": [1]}))
     assert read_real(tmp_path / "real.json", ["a.png", "b.png"], 2) == [(), (1,)]
+
+
+def test_a_name_that_two_labels_share_is_told() -> None:
+    """As ImageNet's crane, a bird and a machine."""
+    items = [Item("crane.png", 0, InFile("x.png"))]
+    with pytest.raises(DataError, match=r"2 of the model's labels are called 'crane'\. Give --label-map"):
+        renumber(items, ("crane", "dog"), ("crane", "dog", "crane"), has_names=True)

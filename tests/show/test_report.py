@@ -47,12 +47,12 @@ def finished_run(folder: Path, classes: tuple[str, ...], *, multi_label: bool = 
         parameters=123_456,
         baseline=dict(few_shot=0.5, knn=0.6, train_pictures=10, pictures=20),
         data=dict(
-            name="<b>data</b>",
+            name="<u>data</u>",
             classes=classes,
             multi_label=multi_label,
             pictures=dict(train=10, selection=1, held_out=200),
             per_class=dict(train=counts),
-            reasons=dict(held_out="<why>"),
+            reasons=dict(held_out="<why>", selection="<why>"),
             notes=["<note>"],
         ),
         decisions=[dict(name="<d>", value="<v>", reason="<r>")],
@@ -82,7 +82,7 @@ def test_any_names_any_number_of_classes(tmp_path: Path, classes: tuple[str, ...
     text = path.read_text(encoding="utf-8")
     page = Page()
     page.feed(text)
-    assert not {"script", "b>", "i", "why", "note", "d", "v", "r"} & set(page.tags)
+    assert not {"script", "u", "i", "why", "note", "d", "v", "r"} & set(page.tags)
     assert all(link.startswith(("data:image/png;base64,", "#")) for link in page.links)  # nothing from elsewhere
     assert page.tags.count("svg") == (1 if multi_label else 3 if len(classes) <= 100 else 2)
     assert classes[0] in run.card.read_text(encoding="utf-8")

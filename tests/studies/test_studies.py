@@ -18,7 +18,7 @@ from studies.cell import build_network, run_cell
 from studies.pictures import on_canvas
 from studies.plan import Cell, Job, names, read_study
 from studies.report import _table, training_flops
-from studies.run import main
+from studies.run import main, run_job
 from vitral.data.sources import open_data
 
 
@@ -101,6 +101,14 @@ def test_cells_are_trained_measured_and_not_trained_again(digits: Path, tmp_path
     assert all(0 <= value <= 1 for value in found["others"].values())
     run_cell(first, str(digits), tmp_path)
     assert json.loads((first.folder(tmp_path) / "study.json").read_text()) == found
+    assert run_job(first, str(digits), tmp_path, 1, None) == "was there"
+    changed = replace(first, cell=replace(first.cell, evaluations={"5-NN": {"knn": 5}}))
+    assert "failed" in run_job(changed, str(digits), tmp_path, 1, None)  # it is measured anew; no TOML has it
+    run_cell(changed, str(digits), tmp_path)
+    again = json.loads((first.folder(tmp_path) / "study.json").read_text())
+    assert again["others"].keys() == {"5-NN"}
+    assert again["seconds"] == found["seconds"]
+    run_cell(first, str(digits), tmp_path)
     with pytest.raises(vitral.ConfigError, match="batch_size"):
         run_cell(replace(first, cell=replace(first.cell, settings=SMALL | {"batch_size": 16})), str(digits), tmp_path)
     assert "first-seed3" in (then.folder(tmp_path) / "config.toml").read_text()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import vitral
 from tests.cli.typed import typed as run
 from vitral.errors import DataError
 from vitral.show.suite import show_suite
-from vitral.suites.run import SuiteResult
+from vitral.suites.run import SuiteResult, TaskProgress, TaskResult
 from vitral.suites.vtab import GROUPS, TASKS, find_task, open_task
 
 pa = pytest.importorskip("pyarrow")
@@ -232,6 +233,35 @@ def test_other_data_in_a_tasks_place_are_named_so(tmp_path: Path) -> None:
     write_shards(tmp_path / "cifar100=others", rows)
     with pytest.raises(DataError, match="2 things in the place of cifar100"):
         list(vitral.run_suite(str(tmp_path / "model.safetensors"), tmp_path))
+
+
+def test_the_papers_size_is_no_change(tmp_path: Path) -> None:
+    for name in ("camelyon", "pets", "svhn"):
+        write_folders(tmp_path / name, [("train", "cat", picture(0, 0, 2)), ("test", "cat", picture(1, 0, 2))])
+    model = vitral.create("vit-pico8", image_size=16, width=24, heads=3, depth=1, mlp_width=48)
+    vitral.save(model, tmp_path / "model.safetensors")
+    for size in (384, (384, 384)):
+        *_, found = vitral.run_suite(tmp_path / "model.safetensors", tmp_path, image_size=size)
+        assert len(found.failed) == 3  # one class is not what they have
+        assert not found.changed
+
+
+def test_a_suite_that_is_left_tells_what_is_finished(tmp_path: Path) -> None:
+    for name in ("svhn", "camelyon", "eurosat"):
+        stand_in(name, tmp_path, write_folders, each=8)
+    model = vitral.create("vit-pico8", image_size=16, width=24, heads=3, depth=1, mlp_width=48)
+    vitral.save(model, tmp_path / "model.safetensors")
+    events = vitral.run_suite(tmp_path / "model.safetensors", tmp_path, steps=3, image_size=16, batch_size=8)
+    told = []
+    for event in events:
+        told.append(event)
+        if len([one for one in told if isinstance(one, TaskResult)]) == 1 and isinstance(event, TaskProgress):
+            signal.raise_signal(signal.SIGTERM)
+    found = told[-1]
+    assert isinstance(found, SuiteResult)
+    assert [task.task for task in found.tasks] == ["svhn"]
+    assert found.left == ("camelyon", "eurosat")
+    assert found.signal == signal.SIGTERM
 
 
 def test_a_name_that_is_missing_is_asked_for(tmp_path: Path) -> None:

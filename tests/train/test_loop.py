@@ -17,7 +17,18 @@ from vitral.data.splits import settle_splits
 from vitral.measure.metrics import Scores
 from vitral.train.begin import train
 from vitral.train.best import Best
-from vitral.train.events import Began, Decided, EpochEnded, Event, Finished, Interrupted, Saved, Stepped, Warned
+from vitral.train.events import (
+    Began,
+    Decided,
+    EpochEnded,
+    Event,
+    Finished,
+    Interrupted,
+    Measuring,
+    Saved,
+    Stepped,
+    Warned,
+)
 from vitral.train.learner import Learner, TrainingError
 from vitral.train.state import load_state
 
@@ -251,6 +262,22 @@ def test_the_last_step_can_be_kept_instead(folder: Path, tmp_path: Path) -> None
     assert "The model is that of the last step" in (tmp_path / "whole" / "report.html").read_text()
     with pytest.raises(vitral.ConfigError, match="patience waits"):
         run(folder, tmp_path / "refused", keep="last", patience=3)
+
+
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_a_run_that_is_left_while_it_is_measured_goes_on_with_that(folder: Path, tmp_path: Path, keep: str) -> None:
+    settings = {**TINY, "epochs": 2, "keep": keep, "ema": 0.9}
+    whole = last(list(train(folder, out=tmp_path / "whole", **settings)), Finished)
+    for event in train(folder, out=tmp_path / "left", **settings):
+        if isinstance(event, Measuring) and event.what == "held out":
+            signal.raise_signal(signal.SIGINT)
+    assert isinstance(event, Interrupted)
+    assert not (tmp_path / "left" / "report.json").exists()
+    events = list(train(resume=tmp_path / "left"))
+    assert not [event for event in events if isinstance(event, Stepped)]  # everything was learnt
+    assert last(events, Finished).held_out["top1"] == whole.held_out["top1"]
+    ours, theirs = (weights(tmp_path / name) for name in ("whole", "left"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_many_short_epochs_are_not_all_measured_and_saved(

@@ -168,3 +168,17 @@ def test_what_cannot_be_asked(fields: dict[str, Any], target: str, reason: str) 
 def test_settings_that_cannot_be(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="masking"):
         Masking(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_norm_that_waits_for_the_pooling_is_not_left_out() -> None:
+    """As in MAE's networks: the head sees normalised tokens, and the norm learns."""
+    torch.manual_seed(0)
+    model = ViT(config(pool="mean", norm_after_pool=True))
+    masking = MaskedPatches(model.config, Masking())
+    torch.nn.init.normal_(masking.head.weight)
+    images = torch.randn(2, 3, *model.config.image_hw)
+    rows, columns = model.config.grid(*model.config.image_hw)
+    corruption = draw_corruption(2, rows * columns, Masking(), torch.Generator().manual_seed(0))
+    masking.predict(model, images, corruption).square().sum().backward()
+    assert model.norm.weight.grad is not None
+    assert model.norm.weight.grad.abs().sum() > 0

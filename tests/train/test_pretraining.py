@@ -3,6 +3,7 @@
 import io
 import json
 import tarfile
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ def test_patience_is_counted_from_the_epoch_that_is_kept() -> None:
     """Of pixels none is right, so the loss alone says which epoch is better."""
     best = Best()
     for epoch, loss in enumerate((0.9, 0.8, 0.7, 0.75, 0.76)):
-        kept = best.take(Scores(images=10, loss=loss, top1=0.0, top5=0.0), step=epoch + 1, epoch=epoch)
+        kept = best.take(Scores(images=10, loss=loss, top1=nan, top5=nan), step=epoch + 1, epoch=epoch)
         assert kept == (epoch <= 2)
         assert best.is_old(epoch, patience=2) == (epoch == 4)
     assert not best.is_old(100, patience=0)

@@ -36,7 +36,9 @@ def evaluate(
     batch_size: Annotated[
         int | None, WHOLE, Parameter(help="Pictures at a time; by default 64, in a suite 512.")
     ] = None,
-    workers: Annotated[int, WHOLE, Parameter(help="Processes that load pictures.")] = 0,
+    workers: Annotated[
+        int | None, WHOLE, Parameter(help="Processes that load pictures; by default none, in a suite the device's.")
+    ] = None,
     cache: Annotated[bool, Parameter(help="Keep features on the disk for the next time.")] = True,
     format: Annotated[Format, Parameter(help="human: a page; json: everything; quiet: the top-1.")] = "human",
 ) -> None:
@@ -76,7 +78,7 @@ def evaluate(
         device=device,
         precision=precision or "float32",
         batch_size=64 if batch_size is None else batch_size,
-        workers=workers,
+        workers=workers or 0,
         image_size=parse_size(image_size),
     )
     found = with_progress(events, "asking the model", quiet=format != "human")
@@ -128,7 +130,7 @@ def evaluate_suite(run: str, data: str | None, asked: dict[str, Any], format: Fo
     else:
         show_suite(told)
     if told["interrupted"]:
-        sys.exit(130)
+        sys.exit(128 + told["signal"])
     if told["failed"]:
         sys.exit(3)
 

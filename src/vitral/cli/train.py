@@ -11,8 +11,6 @@ from vitral.cli.numbers import WHOLE
 from vitral.errors import ConfigError
 from vitral.show.console import Format, show_json
 
-SIGNAL_CODES = {2: 130, 15: 143}
-
 
 def train(
     data: str | None = None,
@@ -79,7 +77,7 @@ def train(
         events = with_tensorboard(events)
     finished = shower(format)(reported(events))
     if isinstance(finished, dict) and "signal" in finished:
-        sys.exit(SIGNAL_CODES.get(finished["signal"], 1))
+        sys.exit(128 + finished["signal"])
     if format == "json" and finished is not None:
         show_json(finished)
 

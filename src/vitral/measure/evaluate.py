@@ -1,8 +1,8 @@
 """From a model and data to an Evaluation: finds the held-out pictures, asks the model about each, and sums up."""
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
@@ -16,7 +16,7 @@ from vitral.data.sources import open_data, split_off
 from vitral.data.splits import A_FIFTH, SELECTION, own_held_out, settle_splits
 from vitral.errors import ConfigError, DataError
 from vitral.measure import feature_cache
-from vitral.measure.evaluation import Evaluation, describe_difference, of_features, summarise
+from vitral.measure.evaluation import Evaluation, of_features, summarise
 from vitral.measure.few_shot import few_shot, neighbours
 from vitral.measure.metrics import compare
 from vitral.measure.predictions import Gathered, finished, gather
@@ -139,8 +139,7 @@ def choose_pictures(ready: Ready, data: str | Path | None, *, needs_train: bool)
         return Asked(data=found, train=train, held_out=found.splits[own], why=f"the data's own {own} split")
     if needs_train:
         rest, part = split_off(train)
-        why = A_FIFTH
-        return Asked(data=found, train=tuple(rest), held_out=tuple(part), why=why)
+        return Asked(data=found, train=tuple(rest), held_out=tuple(part), why=A_FIFTH)
     return Asked(data=found, train=(), held_out=train, why="all pictures")
 
 
@@ -160,8 +159,8 @@ def measure_answers(ready: Ready, asked: Asked, how: Options) -> Iterator[Progre
         other = make_ready(how.against, device=how.device, precision=how.precision, image_size=size)
         other.check_answers()
     start = time.perf_counter()
-    yield from (events := _Last(ask(ready, asked, how)))
-    seconds, answers = time.perf_counter() - start, events.last
+    answers = yield from ask(ready, asked, how)
+    seconds = time.perf_counter() - start
     ready.check_finite(answers.rows)
     found = summarise(answers, ready.labels, temperature=how.temperature)
     notes = tuple(_odd_pair(ready.multi_label, asked.data.multi_label))
@@ -178,8 +177,9 @@ def measure_answers(ready: Ready, asked: Asked, how: Options) -> Iterator[Progre
     if how.real is not None:
         found = replace(found, real=by_real(answers, Path(how.real), len(ready.labels)))
     if other is not None:
-        yield from (events := _Last(ask(other, asked, how)))
-        found = replace(found, against=difference(answers, events.last, ready, other, str(how.against)))
+        others = yield from ask(other, asked, how)
+        other.check_finite(others.rows)
+        found = replace(found, against=difference(answers, others, ready, other, str(how.against)))
     yield found
 
 
@@ -190,7 +190,7 @@ def _odd_pair(model: bool, data: bool) -> Iterator[str]:
         yield "the model was trained for several labels a picture; its largest logit counts"
 
 
-def ask(ready: Ready, asked: Asked, how: Options) -> Iterator[Progress | Gathered]:
+def ask(ready: Ready, asked: Asked, how: Options) -> Generator[Progress, None, Gathered]:
     """Every held-out picture: its logits and its label among the model's."""
     items = renumber(
         asked.held_out,
@@ -212,28 +212,11 @@ def make_loader(ready: Ready, items: Sequence[Item], data: Dataset, how: Options
     )
 
 
-class _Last:
-    """Passes Progress on, and keeps what comes at the end."""
-
-    def __init__(self, events: Iterator[Progress | Gathered]):
-        self.events = events
-        self.passed = 0
-        self.last: Gathered
-
-    def __iter__(self) -> Iterator[Progress]:
-        for event in self.events:
-            if isinstance(event, Gathered):
-                self.last = event
-            else:
-                self.passed += 1
-                yield event
-
-
 def by_real(answers: Gathered, path: Path, classes: int) -> dict[str, float]:
     truths = read_real(path, answers.keys, classes)
     best = answers.rows.argmax(1).tolist()
     right = [answer in truth for answer, truth in zip(best, truths, strict=True) if truth]
-    return {"top1": sum(right) / max(1, len(right)), "images": len(right)}
+    return {"top1": sum(right) / len(right), "images": len(right)}
 
 
 def difference(first: Gathered, second: Gathered, ready: Ready, other: Ready, name: str) -> dict[str, Any]:
@@ -251,8 +234,15 @@ def difference(first: Gathered, second: Gathered, ready: Ready, other: Ready, na
         for key, label, mine, theirs in zip(first.keys, first.labels, *answers, strict=True)
         if mine != theirs
     ]
-    told = describe_difference(compare(first.right, second.right), name, len(apart), apart[:MOST_APART])
-    return {**told, "top1": second.right.double().mean().item()}
+    found = compare(first.right, second.right)
+    return {
+        "model": name,
+        **asdict(found),
+        "is_clear": found.is_clear,
+        "disagreements": len(apart),
+        "examples": apart[:MOST_APART],
+        "top1": second.right.double().mean().item(),
+    }
 
 
 # ---- features ----
@@ -265,14 +255,17 @@ def measure_features(ready: Ready, asked: Asked, how: Options) -> Iterator[Progr
     if not asked.train:
         raise DataError("few_shot and knn learn from a train split, and these data have none.")
     found, computed, seconds = [], 0, 0.0
+    model = feature_cache.digest_of(ready) if how.cache else None
     for items in (asked.train, asked.held_out):
-        start = time.perf_counter()
-        events = _Last(find_features(ready, items, asked.data, how))
-        yield from events
-        ready.check_finite(events.last.rows)
-        found.append(events.last)
-        if events.passed:  # what comes from the disk says nothing about speed
+        start, key = time.perf_counter(), None if model is None else feature_cache.key_of(model, items)
+        features = None if key is None else feature_cache.read(key, items)
+        if features is None:
+            features = yield from gather(make_loader(ready, items, asked.data, how), ready.features)
+            ready.check_finite(features.rows)
+            if key is not None:
+                feature_cache.keep(key, features)
             computed, seconds = computed + len(items), seconds + time.perf_counter() - start
+        found.append(features)
     notes = tuple(_few(found[0], asked.data.classes, how.shots))
     baseline = frozen(found[0], found[1], len(asked.data.classes), shots=how.shots, k=how.knn)
     unreadable = found[0].unreadable + found[1].unreadable
@@ -290,18 +283,6 @@ def _few(train: Gathered, classes: Sequence[str], shots: Sequence[int]) -> Itera
     most = max(shots, default=0)
     if fewer := [f"{name} has {count}" for name, count in zip(classes, counts, strict=True) if count < most]:
         yield f"not all classes have {most} training pictures: {', '.join(fewer[:5])}{', ...' if fewer[5:] else ''}"
-
-
-def find_features(ready: Ready, items: Sequence[Item], data: Dataset, how: Options) -> Iterator[Progress | Gathered]:
-    """From the disk, where they are kept, else from the network."""
-    key = feature_cache.key_of(ready, items) if how.cache else None
-    if key is not None and (kept := feature_cache.read(key, items)) is not None:
-        yield kept
-        return
-    for event in gather(make_loader(ready, items, data, how), ready.features):
-        if key is not None and isinstance(event, Gathered):
-            feature_cache.keep(key, event)
-        yield event
 
 
 def frozen(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from math import isnan, nan
+from math import nan
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 from vitral.measure.metrics import (
     Bin,
     ClassScores,
-    Difference,
     Scores,
     calibration,
     confusion,
@@ -21,6 +20,7 @@ from vitral.measure.metrics import (
     per_label,
     score,
     wilson,
+    without_nan,
 )
 from vitral.measure.predictions import Gathered
 
@@ -86,7 +86,7 @@ class Evaluation:
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON; the contract's names are at the top."""
         rows = [
-            {"class": name, **_without_nan(asdict(found))}
+            {"class": name, **without_nan(asdict(found))}
             for name, found in zip(self.classes, self.per_class, strict=True)
         ]
         told = {
@@ -109,11 +109,7 @@ class Evaluation:
             "split": self.split,
             "notes": list(self.notes) or None,
         }
-        return {name: value for name, value in _without_nan(told).items() if value is not None}
-
-
-def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if isinstance(value, float) and isnan(value) else value for name, value in values.items()}
+        return {name: value for name, value in without_nan(told).items() if value is not None}
 
 
 def summarise(answers: Gathered, classes: Sequence[str], *, temperature: bool = False) -> Evaluation:
@@ -204,8 +200,3 @@ def of_features(
         few_shot=baseline.get("few_shot"),
         knn=baseline.get("knn"),
     )
-
-
-def describe_difference(found: Difference, name: str, number: int, apart: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    told = {**asdict(found), "is_clear": found.is_clear, "disagreements": number, "examples": list(apart)}
-    return {"model": name, **told}

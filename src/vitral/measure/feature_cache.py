@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -18,6 +19,7 @@ import PIL
 import torch
 
 from vitral import __version__
+from vitral.data.decode import fast_jpeg
 from vitral.data.items import Item
 from vitral.measure.predictions import Gathered
 from vitral.measure.ready import Ready
@@ -36,14 +38,20 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "vitral" / "features"
 
 
-def key_of(ready: Ready, items: Sequence[Item]) -> str:
+def digest_of(ready: Ready) -> "hashlib._Hash":
+    """Of all but the pictures."""
     digest = hashlib.sha256()
     for name, tensor in ready.model.state_dict().items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     told = [asdict(ready.model.config), ready.preprocess.as_dict(), ready.precision, ready.device.type]
-    told += [__version__, torch.__version__, PIL.__version__]
+    told += [__version__, torch.__version__, PIL.__version__, getattr(fast_jpeg(), "__version__", "")]
     digest.update(json.dumps(told, sort_keys=True, default=str).encode())
+    return digest
+
+
+def key_of(model: "hashlib._Hash", items: Sequence[Item]) -> str:
+    digest = model.copy()
     files: dict[str, str] = {}
     for item in items:
         path = getattr(item.source, "path", None)
@@ -90,6 +98,9 @@ def _fits(found: Gathered) -> bool:
 
 
 def keep(key: str, found: Gathered) -> None:
+    """Where they have room: larger ones are computed again."""
+    if found.rows.nbytes > LARGEST:
+        return
     folder = cache_folder()
     path, aside = folder / f"{key}.npz", folder / f"{key}.{os.getpid()}.part"
     try:
@@ -110,9 +121,12 @@ def keep(key: str, found: Gathered) -> None:
 
 
 def _prune(folder: Path) -> None:
-    files = sorted(folder.glob("*.npz"), key=lambda path: path.stat().st_mtime, reverse=True)
+    """The oldest go, and what was left by a process that was killed."""
+    states = {path: path.stat() for path in (*folder.glob("*.npz"), *folder.glob("*.part"))}
     total = 0
-    for path in files:
-        total += path.stat().st_size
-        if total > LARGEST:
+    for path in sorted(states, key=lambda path: states[path].st_mtime, reverse=True):
+        is_left = path.suffix == ".part" and time.time() - states[path].st_mtime > 24 * 3600
+        total += states[path].st_size
+        if is_left or total > LARGEST:
             path.unlink(missing_ok=True)
+            total -= states[path].st_size

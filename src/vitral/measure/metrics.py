@@ -3,6 +3,7 @@ fractions go from 0 to 1."""
 
 from dataclasses import dataclass
 from math import isnan, nan, sqrt
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +22,12 @@ class Scores:
     top5: float
 
     def as_dict(self) -> dict[str, float | None]:
-        """For JSON, which has no word for what is no number."""
-        told = {"top1": self.top1, "top5": self.top5, "images": self.images, "loss": self.loss}
-        return {name: None if isnan(value) else value for name, value in told.items()}
+        return without_nan({"top1": self.top1, "top5": self.top5, "images": self.images, "loss": self.loss})
+
+
+def without_nan(values: dict[str, Any]) -> dict[str, Any]:
+    """For JSON, which has no word for what is no number."""
+    return {name: None if isinstance(value, float) and isnan(value) else value for name, value in values.items()}
 
 
 def score(logits: Tensor, labels: Tensor) -> Scores:

@@ -1,6 +1,6 @@
 """A model over a split: what it makes of every picture, the last partial batch included."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -37,8 +37,8 @@ class Gathered:
         return best == self.labels if self.labels.ndim == 1 else self.labels.gather(1, best[:, None])[:, 0] > 0
 
 
-def gather(loader: Loader, compute: Callable[[Tensor | list[Tensor]], Tensor]) -> "Iterator[Progress | Gathered]":
-    """Every batch through the model: Progress, and Gathered at the end."""
+def gather(loader: Loader, compute: Callable[[Tensor | list[Tensor]], Tensor]) -> "Generator[Progress, None, Gathered]":
+    """Every batch through the model, told while it goes on."""
     rows: list[Tensor] = []
     labels: list[Tensor] = []
     order: list[Tensor] = []
@@ -54,7 +54,7 @@ def gather(loader: Loader, compute: Callable[[Tensor | list[Tensor]], Tensor]) -
         yield Progress(done=done, total=total)
     if not rows:
         raise DataError(f"None of the {total} pictures can be read{f': {bad[0][1]}' if bad else ''}.")
-    yield Gathered(
+    return Gathered(
         items=items,
         rows=torch.cat(rows),
         labels=torch.cat(labels),

@@ -50,15 +50,20 @@ def renumber(
     elif len(classes) == len(labels) and (not has_names or are_numbers(classes)):
         numbers = list(range(len(classes)))
     else:
-        unknown = [name for name in classes if name not in labels]
-        seen = (
-            f"the model knows no {unknown[0]!r}" if has_names else f"the model has {len(labels)} classes without names"
-        )
         raise DataError(
-            f"The data have {len(classes)} classes, and {seen}.",
+            f"The data have {len(classes)} classes, and {_misfit(classes, labels, has_names=has_names)}.",
             hint="Give --label-map: a file with lines of the data's class and the model's label.",
         )
     return tuple(replace(item, label=_renumbered(item.label, numbers)) for item in items)
+
+
+def _misfit(classes: Sequence[str], labels: tuple[str, ...], *, has_names: bool) -> str:
+    """Why names do not lead from the classes to the labels."""
+    if not has_names:
+        return f"the model has {len(labels)} classes without names"
+    name = next(name for name in classes if labels.count(name) != 1)
+    times = labels.count(name)
+    return f"{times} of the model's labels are called {name!r}" if times else f"the model knows no {name!r}"
 
 
 def are_numbers(classes: Sequence[str]) -> bool:

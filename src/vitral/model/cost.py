@@ -21,13 +21,19 @@ class Cost:
     parameters: int
     tokens: int
     forward_flops: int
-    parameter_bytes: int
     inference_bytes: int
     """Parameters and the most that is alive at once for one image."""
-    optimiser_bytes: int
-    """What training holds besides the parameters: gradients and the two moments of Adam."""
     activation_bytes: int
     """What the backward pass needs of one image, without dropout and without gradient checkpointing."""
+
+    @property
+    def parameter_bytes(self) -> int:
+        return self.parameters * FLOAT_BYTES
+
+    @property
+    def optimiser_bytes(self) -> int:
+        """What training holds besides the parameters: gradients and the two moments of Adam."""
+        return 3 * self.parameter_bytes
 
     def training_bytes(self, batch_size: int) -> int:
         return self.parameter_bytes + self.optimiser_bytes + batch_size * self.activation_bytes
@@ -52,9 +58,7 @@ def count_cost(config: ViTConfig | BiTConfig, image_size: tuple[int, int] | None
         parameters=parameters,
         tokens=tokens,
         forward_flops=flops,
-        parameter_bytes=parameters * FLOAT_BYTES,
         inference_bytes=(parameters + alive) * FLOAT_BYTES,
-        optimiser_bytes=3 * parameters * FLOAT_BYTES,
         activation_bytes=_kept_for_backward(config, grid, image_size) * FLOAT_BYTES,
     )
 
@@ -63,9 +67,8 @@ def _count_baseline(config: BiTConfig, image_size: tuple[int, int]) -> Cost:
     """Of a BiT: its convolutions have their norms ahead of them, and the root has none."""
     layers = list(_resnet_layers(config, config.channels, image_size))
     root, rows, columns = layers[0], *config.grid(*image_size)
-    norms = (
-        config.width
-    )  # channels that are normalised; the backward pass needs them before the norm and after the ReLU
+    # Channels that are normalised; the backward pass needs them before the norm and after the ReLU.
+    norms = config.width
     kept = config.channels * image_size[0] * image_size[1] + 2 * config.width * rows * columns
     kept += root.outputs * (root.height + 2) * (root.width + 2) + root.kept // 4  # padded, and where each maximum was
     convolutions = iter(layers[1:])
@@ -82,9 +85,7 @@ def _count_baseline(config: BiTConfig, image_size: tuple[int, int]) -> Cost:
         parameters=parameters,
         tokens=rows * columns,
         forward_flops=sum(layer.flops for layer in layers) + 2 * config.width * config.num_classes,
-        parameter_bytes=parameters * FLOAT_BYTES,
         inference_bytes=(parameters + max(layer.kept for layer in layers)) * FLOAT_BYTES,
-        optimiser_bytes=3 * parameters * FLOAT_BYTES,
         activation_bytes=kept * FLOAT_BYTES,
     )
 

@@ -19,9 +19,10 @@ def show_evaluation(told: dict[str, Any]) -> None:
     for text in rest:
         line(text)
     if told.get("per_class"):
-        console.print(class_table(told["per_class"]))
-        if len(told["per_class"]) > MOST_CLASSES:
-            line(f"... and {len(told['per_class']) - MOST_CLASSES} more classes, better than these", "dim")
+        shown, others = worst_classes(told["per_class"])
+        console.print(class_table(shown))
+        if others:
+            line(f"... and {others} more classes, better than these", "dim")
     for truth, answer, times in told.get("confused", [])[:MOST_LISTED]:
         line(f"{'once' if times == 1 else f'{times} times'} {truth} was taken for {answer}", "dim")
     for key, reason in told["unreadable"][:MOST_LISTED]:
@@ -68,8 +69,15 @@ def summary(told: dict[str, Any]) -> list[str]:
     return lines
 
 
+def worst_classes(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """All classes, or of many the worst of those that were there, and how many others were there."""
+    if len(rows) <= MOST_CLASSES:
+        return rows, 0
+    there = sorted((row for row in rows if row["images"]), key=lambda row: row["f1"] or 0)
+    return there[:MOST_CLASSES], max(0, len(there) - MOST_CLASSES)
+
+
 def class_table(rows: list[dict[str, Any]]) -> Any:
-    """Each class, or the worst ones where there are many."""
     from rich.table import Table
     from rich.text import Text
 
@@ -78,10 +86,7 @@ def class_table(rows: list[dict[str, Any]]) -> Any:
     names = score_names(rows)
     for name in (*names, "images"):
         table.add_column(name.replace("_", " "), justify="right")
-    shown = rows
-    if len(rows) > MOST_CLASSES:
-        shown = sorted((row for row in rows if row["images"]), key=lambda row: row["f1"] or 0)[:MOST_CLASSES]
-    for row in shown:
+    for row in rows:
         table.add_row(Text(visible(row["class"])), *(_percent(row.get(name)) for name in names), f"{row['images']:,}")
     return table
 

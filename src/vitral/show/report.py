@@ -12,7 +12,7 @@ from vitral.runs import Run
 from vitral.show.console import in_units
 from vitral.show.evaluation import score_names, summary
 from vitral.show.plots import draw_confusion, draw_curves, draw_reliability
-from vitral.show.training import in_time
+from vitral.show.training import as_clock
 
 MOST_ROWS = 200
 
@@ -49,7 +49,7 @@ def page(run: Run, told: dict[str, Any]) -> str:
         headline=headline,
         lines="".join(f"<p>{escape(line)}</p>" for line in lines),
         name=escape(data["name"] if data["name"] == run.folder.name else f"{data['name']}: {run.folder.name}"),
-        folder=escape(f"{in_units(told['parameters'], ('', 'thousand', 'million', 'billion'))} parameters"),
+        size=escape(f"{in_units(told['parameters'], ('', 'thousand', 'million', 'billion'))} parameters"),
         sections="".join(sections),
     )
 
@@ -104,7 +104,7 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[object]], numbers: boo
 def _training(told: dict[str, Any]) -> str:
     parameters = in_units(told["parameters"], ("", "thousand", "million", "billion"))
     lines = [
-        f"{told['steps']:,} steps in {in_time(told['train_seconds'])}; {parameters} parameters. "
+        f"{told['steps']:,} steps in {as_clock(told['train_seconds'])}; {parameters} parameters. "
         + (
             f"The best epoch, by the selection, ended at step {told['best_step']:,}."
             if told.get("keep", "best") == "best"
@@ -205,7 +205,7 @@ def card(run: Run, told: dict[str, Any]) -> str:
             parameters=f"{told['parameters']:,}",
             train=f"{data['pictures']['train']:,}",
             steps=f"{told['steps']:,}",
-            time=in_time(told["train_seconds"]),
+            time=as_clock(told["train_seconds"]),
             command=told["command"],
         )
     missed = [row for row in held["per_class"] if row["images"] and (row["recall"] or 0) < 1]
@@ -221,28 +221,38 @@ def card(run: Run, told: dict[str, Any]) -> str:
         weak=f"Weakest: {weak}. " if weak else "",
         parameters=f"{told['parameters']:,}",
         train=f"{pictures['train']:,}",
-        selection=f"{pictures['selection']:,} others {_what_for(told)}",
+        answers=_answers(several=data["multi_label"]),
+        selection=_selection(told),
         steps=f"{told['steps']:,}",
-        time=in_time(told["train_seconds"]),
+        time=as_clock(told["train_seconds"]),
         command=told["command"],
         versions=", ".join(f"{name} {version}" for name, version in told["environment"]["versions"].items()),
     )
 
 
-def _what_for(told: dict[str, Any]) -> str:
-    return "chose the best epoch" if told.get("keep", "best") == "best" else "watched it, and the last step was kept"
+def _answers(*, several: bool) -> str:
+    if several:
+        return "It answers every class\nwith a probability of its own; above one half is a yes."
+    return "It answers one of its classes for any\npicture, also for one that shows none of them."
+
+
+def _selection(told: dict[str, Any]) -> str:
+    """How the epoch was chosen."""
+    data = told["data"]
+    pictures, why = data["pictures"]["selection"], data["reasons"]["selection"]
+    chose = "chose the best epoch" if told.get("keep", "best") == "best" else "watched it, and the last step was kept"
+    return f"{pictures:,} pictures ({why}) {chose}"
 
 
 _CARD = """# {name}
 
-A Vision Transformer of {parameters} parameters that tells {data} apart: {classes}.
+A network of {parameters} parameters that tells {data} apart: {classes}.
 
 ## Results
 
 {results}
 
-{weak}These numbers hold for pictures like those it was measured on. It answers one of its classes for any
-picture, also for one that shows none of them.
+{weak}These numbers hold for pictures like those it was measured on. {answers}
 
 ## How it was made
 
@@ -304,7 +314,7 @@ small { color: #718096; }
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title><style>{style}</style></head>
-<body><main><header><div class="big">{headline}</div><div><h1>{name}</h1><small>{folder}</small></div>
+<body><main><header><div class="big">{headline}</div><div><h1>{name}</h1><small>{size}</small></div>
 <div>{lines}</div></header>
 {sections}</main></body></html>
 """

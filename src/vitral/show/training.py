@@ -114,7 +114,7 @@ def _change_of_bar(event: "Event") -> dict[str, Any]:
                 completed=told.step,
                 total=told.steps,
                 told=f"loss {told.loss:.3f}  {told.images_per_second:.0f} images/s",
-                left=f"{in_time(told.seconds_left)} left",
+                left=f"{as_clock(told.seconds_left)} left",
             )
         case "Measuring":
             if told.total == 1:
@@ -166,7 +166,7 @@ def show_result(ended: dict[str, Any]) -> None:
     interval = f"95 % interval {scores['top1_low']:.2%} to {scores['top1_high']:.2%}"
     console.print(
         f"held out: {scores['top1']:.2%} right of {scores['images']:,} pictures ({interval}), "
-        f"after {in_time(ended['train_seconds'])}",
+        f"after {as_clock(ended['train_seconds'])}",
         style="bold",
         highlight=False,
         markup=False,
@@ -185,7 +185,7 @@ def show_filled_in(ended: dict[str, Any]) -> None:
     if scores["target"] != "pixels":
         always = f"{scores['commonest']:.2%} by always saying the commonest"
         found = f"{scores['top1']:.2%} of the hidden colours found ({always}), "
-    time = in_time(ended["train_seconds"])
+    time = as_clock(ended["train_seconds"])
     console.print(
         f"held out: {found}loss {scores['loss']:.4f}, {scores['images']:,} pictures, after {time}",
         style="bold",
@@ -196,7 +196,8 @@ def show_filled_in(ended: dict[str, Any]) -> None:
     console.print(f"try     vitral train DATA --from {folder}", highlight=False, markup=False, soft_wrap=True)
 
 
-def in_time(seconds: float) -> str:
+def as_clock(seconds: float) -> str:
+    """3:12, or 1:03:12."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -4,6 +4,7 @@ The protocol is the paper's (table 4): SGD with momentum, 2,500 steps at a learn
 the same for every task. Smaller numbers may be asked for, and the result says so.
 """
 
+import signal
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from vitral.errors import ConfigError, DataError, VitralError
 from vitral.suites.vtab import GROUPS, PAPERS, TASKS, TRAIN, VAL, find_task, no_tasks, open_task
 from vitral.train.begin import train_settled
 from vitral.train.build import build_model
-from vitral.train.config import as_settings, with_settings
+from vitral.train.config import TrainConfig, as_settings, with_settings
 from vitral.train.events import Finished, Interrupted, Stepped
 from vitral.train.layers import flat
 from vitral.weights.load import peek
@@ -25,7 +26,7 @@ from vitral.weights.load import peek
 PROTOCOL: dict[str, Any] = {
     "steps": 2500,
     "batch_size": 512,
-    "image_size": 384,
+    "image_size": (384, 384),
     "resize": "squash",
     "tune.what": "all",
     "optim.name": "sgd",
@@ -76,6 +77,8 @@ class SuiteResult:
     """What differs from the paper's protocol."""
     left: tuple[str, ...] = ()
     """Tasks that were not begun or not finished when it was interrupted."""
+    signal: int = 0
+    """What interrupted it."""
     unknown: tuple[str, ...] = ()
     """What lies there and is no task."""
 
@@ -130,6 +133,8 @@ def run_suite(
             hint=f"They are called {', '.join(TASKS)}; what stands in a task's place cifar100=NAME.",
         )
     changes = flat(changes)
+    if isinstance(side := changes.get("image_size"), int):
+        changes["image_size"] = (side, side)
     config = with_settings(None, {**PROTOCOL, **changes, "data": "", "from": model}, "vtab-1k")
     usual = as_settings(with_settings(None, {**PROTOCOL, "data": "", "from": model}, "vtab-1k"))
     # What is wrong for every task is told once, before the first.
@@ -137,22 +142,24 @@ def run_suite(
     build_model(replace(config, channels=peek(model).channels), classes=2)
     results: list[TaskResult] = []
     failed: dict[str, str] = {}
-    interrupted = False
+    caught = 0
     for number, (name, (path, stand_in)) in enumerate(found.items()):
         try:
             data = open_task(TASKS[name], path, stand_in)
-            for event in learn_task(model, name, path, data, changes):
+            for event in learn_task(replace(config, data=str(path)), name, data, stand_in):
                 if isinstance(event, TaskProgress):
                     done = number * event.total + event.done
                     yield TaskProgress(task=name, done=done, total=len(found) * event.total)
                 elif isinstance(event, TaskResult):
-                    results.append(replace(event, stand_in=stand_in))
-                    yield results[-1]
+                    results.append(event)
+                    yield event
                 else:
-                    interrupted = True
+                    caught = event.signal
         except VitralError as error:
             failed[name] = str(error)
-        if interrupted:
+        except KeyboardInterrupt:  # while nothing is trained; what is finished is told
+            caught = signal.SIGINT
+        if caught:
             break
     ended = {result.task for result in results} | failed.keys()
     yield SuiteResult(
@@ -167,15 +174,14 @@ def run_suite(
             if value != usual.get(name) and name not in _OF_THE_MACHINE
         },
         left=tuple(name for name in found if name not in ended),
+        signal=int(caught),
         unknown=tuple(no_tasks(folder)),
     )
 
 
 def learn_task(
-    model: str, name: str, path: Path, data: Dataset, changes: dict[str, Any]
+    config: TrainConfig, name: str, data: Dataset, stand_in: str | None
 ) -> Iterator[TaskProgress | TaskResult | Interrupted]:
-    settings = {"data": str(path), "from": model, **PROTOCOL, **changes}
-    config = with_settings(None, settings, "vtab-1k")
     with TemporaryDirectory() as folder:
         for event in train_settled(config, data, out=Path(folder) / name):
             if isinstance(event, Stepped):
@@ -193,4 +199,5 @@ def learn_task(
                     images=held["images"],
                     train_images=len(data.splits["train"]),
                     papers=TASKS[name].papers,
+                    stand_in=stand_in,
                 )

@@ -3,22 +3,22 @@
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import replace
+from typing import Any
 
 from vitral.data.items import Dataset, counts
 from vitral.data.loader import Loader
 from vitral.data.sources import open_data
 from vitral.errors import DataError
-from vitral.measure.evaluation import Evaluation, summarise
+from vitral.measure.evaluation import summarise
 from vitral.measure.metrics import Scores, score
 from vitral.measure.predictions import Gathered, gather
 from vitral.measure.ready import Ready
 from vitral.model.network import Network
-from vitral.train.ending import draw_mistakes, measure_start, write_results
-from vitral.train.events import Baseline, Event, Finished, Measuring, Warned
+from vitral.train.ending import draw_mistakes, measure_start, measured
+from vitral.train.events import Baseline, Event, Warned
 from vitral.train.loop import Training
 from vitral.train.mixing import balanced_weights
 from vitral.train.objectives import Classify
-from vitral.weights.load import load
 
 
 class Classification(Training):
@@ -44,11 +44,12 @@ class Classification(Training):
         """What a checkpoint knows already."""
         if not self.config.from_weights:
             return
-        for event in measure_start(self.ready(), self.data, self.splits):
-            self.baseline = event if isinstance(event, Baseline) else None
-            yield event
-        if self.baseline is None and not self.data.multi_label:
-            yield Warned(message="Too few pictures to measure what the checkpoint knows before training.")
+        found = yield from measure_start(self.ready(), self.data, self.splits)
+        if isinstance(found, Baseline):
+            self.baseline = found
+            yield found
+        elif found is not None:
+            yield Warned(message=found)
 
     def ready(self, precision: str | None = None) -> Ready:
         """The model as it is now, to be asked."""
@@ -65,13 +66,7 @@ class Classification(Training):
 
     def ask(self, ready: Ready, loader: Loader, what: str) -> Generator[Event, None, Gathered]:
         """What the model says about every picture; told while it goes on."""
-        answers: Gathered | None = None
-        for event in gather(loader, ready.logits):
-            if isinstance(event, Gathered):
-                answers = event
-            else:
-                yield Measuring(what=what, done=event.done, total=event.total)
-        assert answers is not None
+        answers = yield from measured(gather(loader, ready.logits), what)
         self.unreadable.take(answers.unreadable, self.folder)
         return answers
 
@@ -79,31 +74,14 @@ class Classification(Training):
         answers = yield from self.ask(self.ready(), self.selection, "selection")
         return score(answers.rows, answers.labels)
 
-    def finish(self) -> Iterator[Event]:
-        """The best model on the pictures that nothing has seen yet."""
-        if self.best.step:
-            self.take_model(load(self.folder.model).model)
+    def measure_held_out(self) -> Generator[Event, None, dict[str, Any]]:
         start = time.perf_counter()
         exact = self.ready("float32")  # as `vitral evaluate` has it
         answers = yield from self.ask(exact, self.held_out, "held out")
-        yield from self.tell_unreadable()
-        found: Evaluation = summarise(answers, self.data.classes)
+        self.found = summarise(answers, self.data.classes)
         speed = len(self.splits.held_out) / (time.perf_counter() - start)
-        found = replace(found, images_per_second=speed, split=self.splits.reasons["held_out"])
-        write_results(
-            self.folder,
-            found.as_dict(),
-            config=self.config,
-            data=self.data,
-            splits=self.splits,
-            facts=self.facts_of_the_end(),
-            decisions=self.decisions,
-            baseline=self.baseline,
-        )
-        draw_mistakes(self.folder, found, self.splits)
-        yield Finished(
-            folder=self.folder.folder,
-            held_out=found.as_dict(),
-            best_step=self.best.step,
-            train_seconds=self.seconds,
-        )
+        self.found = replace(self.found, images_per_second=speed, split=self.splits.reasons["held_out"])
+        return self.found.as_dict()
+
+    def draw_end(self) -> None:
+        draw_mistakes(self.folder, self.found, self.splits)

@@ -2,7 +2,7 @@
 
 import platform
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 
 from vitral.data.decode import BadPicture
 from vitral.data.items import Dataset, Item, counts
+from vitral.data.scan import Progress
 from vitral.data.sheet import contact_sheet, thumbnail
 from vitral.data.splits import Splits
 from vitral.measure.evaluate import Options, frozen, make_loader
@@ -26,28 +27,39 @@ SHOTS, NEIGHBOURS, FEWEST = 10, 10, 5
 _BUDGET = {"cpu": 2e12, "cuda": 2e14, "mps": 2e13}  # FLOPs: some seconds
 
 
-def measure_start(ready: Ready, data: Dataset, splits: Splits) -> Iterator[Measuring | Baseline]:
-    """Few-shot and nearest neighbours on the features as they come, on a few pictures: what training has to beat.
+def measured(
+    events: Generator[Progress, None, Gathered], what: str, *, before: int = 0, total: int | None = None
+) -> Generator[Measuring, None, Gathered]:
+    """What the pictures are asked for, in the words of a run; ``before`` of the ``total`` were asked already."""
+    while True:
+        try:
+            event = next(events)
+        except StopIteration as end:
+            return end.value
+        yield Measuring(what=what, done=before + event.done, total=total or event.total)
 
-    Nothing where that would be too few to tell anything."""
+
+def measure_start(ready: Ready, data: Dataset, splits: Splits) -> Generator[Measuring, None, Baseline | str | None]:
+    """Few-shot and nearest neighbours on the features as they come, on a few pictures: what training has to beat; or
+    why not. Of several labels a picture they say nothing."""
     each = count_cost(ready.model.config).forward_flops
     affordable = int(_BUDGET[ready.device.type] / each)
     test = evenly(splits.selection, affordable // 3)
     train = evenly(splits.train, affordable - len(test))
-    if data.multi_label or len(train) < 2 * len(data.classes) or len(test) < FEWEST:
-        return
-    how = Options(few_shot=SHOTS, cache=False)
+    if data.multi_label:
+        return None
+    if len(train) < 2 * len(data.classes) or len(test) < FEWEST:
+        is_slow = len(splits.train) > len(train) or len(splits.selection) > len(test)
+        why = "It would take too long here" if is_slow else "There are too few pictures"
+        return f"{why} to measure what the checkpoint knows before training."
+    how, total = Options(few_shot=SHOTS, cache=False), len(train) + len(test)
     features: list[Gathered] = []
-    for items in (train, test):
-        for event in gather(make_loader(ready, items, data, how), ready.features):
-            if isinstance(event, Gathered):
-                features.append(event)
-            else:
-                before = len(train) if features else 0
-                yield Measuring(what="start", done=before + event.done, total=len(train) + len(test))
+    for items, before in ((train, 0), (test, len(train))):
+        asked = gather(make_loader(ready, items, data, how), ready.features)
+        features.append((yield from measured(asked, "start", before=before, total=total)))
     k = min(NEIGHBOURS, len(features[0].rows))
     found: Any = frozen(features[0], features[1], classes=len(data.classes), shots=[SHOTS], k=k)
-    yield Baseline(
+    return Baseline(
         few_shot=found["few_shot"]["top1"],
         knn=found["knn"]["top1"],
         train_pictures=len(features[0].rows),
@@ -108,13 +120,11 @@ def describe_data(data: Dataset, splits: Splits) -> dict[str, Any]:
 def write_results(
     run: Run,
     held_out: dict[str, Any],
-    *,
     config: TrainConfig,
     data: Dataset,
     splits: Splits,
     facts: dict[str, Any],
     decisions: Sequence[Decided],
-    baseline: Baseline | None,
 ) -> None:
     """report.json and the sheet of the data; the page is drawn from them."""
     run.write_json(
@@ -122,7 +132,6 @@ def write_results(
         {
             "held_out": held_out,
             **facts,
-            "baseline": None if baseline is None else asdict(baseline),
             "data": describe_data(data, splits),
             "decisions": [asdict(decided) | {"value": str(decided.value)} for decided in decisions],
             "environment": describe_machine(torch.device(config.device)),

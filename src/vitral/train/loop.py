@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitral.data.items import Dataset, sample_headers
 from vitral.data.loader import Batch
@@ -27,13 +28,14 @@ from vitral.train.best import Best, save_best
 from vitral.train.build import build_loaders, build_model
 from vitral.train.config import TrainConfig, as_toml
 from vitral.train.decide import Decisions
-from vitral.train.ending import describe_run
+from vitral.train.ending import describe_run, write_results
 from vitral.train.events import (
     Baseline,
     Began,
     Decided,
     EpochEnded,
     Event,
+    Finished,
     Interrupted,
     Measuring,
     Saved,
@@ -81,8 +83,12 @@ class Training(ABC):
         """The network as it is now, on the selection."""
 
     @abstractmethod
-    def finish(self) -> Iterator[Event]:
-        """The best network on the pictures that nothing has seen yet, and everything written down."""
+    def measure_held_out(self) -> Generator[Event, None, dict[str, Any]]:
+        """The best network on the pictures that nothing has seen yet."""
+
+    @abstractmethod
+    def draw_end(self) -> None:
+        """Pictures of the report."""
 
     def __init__(
         self,
@@ -245,15 +251,15 @@ class Training(ABC):
             )
         self.folder.write_json(self.folder.manifest, manifest)
 
-    def save_state(self) -> Saved:
+    def save_state(self, tensors: dict[str, Tensor] | None = None) -> Saved:
         facts = {name: getattr(self, name) for name in _FACTS}
         facts |= {
             "loss_scale": self.learner.loss_scale,
             "best": asdict(self.best),
             "unreadable": asdict(self.unreadable),
         }
-        path = save_state(self.folder.state, State(step=self.step, tensors=self.learner.state(), facts=facts))
-        return Saved(path=path, step=self.step)
+        state = State(step=self.step, tensors=tensors or self.learner.state(), facts=facts)
+        return Saved(path=save_state(self.folder.state, state), step=self.step)
 
     # ---- the loop ----
 
@@ -300,7 +306,13 @@ class Training(ABC):
             if self.signals.caught is not None:
                 yield self.interrupted()
                 return
-        yield from self.finish()
+        tensors = self.learner.state()  # to be measured, the best network takes the place of the last
+        for event in self.finish():
+            yield event
+            if self.signals.caught is not None and not isinstance(event, Finished):
+                yield self.save_state(tensors)
+                yield self.interrupted()
+                return
 
     def learn(self, batch: Batch, rate: float) -> float:
         self.unreadable.take_batch(batch, self.splits.train, self.folder, self.config.most_bad)
@@ -351,25 +363,10 @@ class Training(ABC):
         yield from self.tell_unreadable()
         train_loss = self.loss_sum / max(1, self.loss_steps)
         self.loss_sum, self.loss_steps = 0.0, 0
-        row = {
-            "epoch": epoch,
-            "step": self.step,
-            "train_loss": f"{train_loss:.6f}",
-            "loss": f"{found.loss:.6f}",
-            "top1": f"{found.top1:.6f}",
-            "top5": f"{found.top5:.6f}",
-        }
-        self.folder.add_row(self.folder.metrics, row)
-        yield EpochEnded(
-            epoch=epoch,
-            step=self.step,
-            train_loss=train_loss,
-            top1=found.top1,
-            top5=found.top5,
-            loss=found.loss,
-            is_best=is_best,
-            seconds=self.seconds,
-        )
+        numbers = {"train_loss": train_loss, "loss": found.loss, "top1": found.top1, "top5": found.top5}
+        row = {name: f"{value:.6f}" for name, value in numbers.items()}
+        self.folder.add_row(self.folder.metrics, {"epoch": epoch, "step": self.step, **row})
+        yield EpochEnded(epoch=epoch, step=self.step, is_best=is_best, seconds=self.seconds, **numbers)
 
     def save_best(self) -> None:
         save_best(self.folder, self.learner.model, self.preprocess, self.data, self.config)
@@ -378,8 +375,14 @@ class Training(ABC):
         """The best one, in place of the last."""
         self.learner.model = model.to(self.learner.device)
 
-    def facts_of_the_end(self) -> dict[str, Any]:
-        return {
+    def finish(self) -> Iterator[Event]:
+        """Measured, and everything written down."""
+        if self.best.step:
+            self.take_model(load(self.folder.model).model)
+        held = yield from self.measure_held_out()
+        yield from self.tell_unreadable()
+        facts = {
+            "objective": self.config.objective,
             "best_step": self.best.step,
             "keep": self.config.keep,
             "steps": self.step,
@@ -387,11 +390,11 @@ class Training(ABC):
             "bad_pictures": len(self.unreadable.reasons),
             "changes_pictures": self.config.changes_pictures,
             "parameters": sum(p.numel() for p in self.learner.model.parameters()),
+            "baseline": None if self.baseline is None else asdict(self.baseline),
         }
+        write_results(self.folder, held, self.config, self.data, self.splits, facts, self.decisions)
+        self.draw_end()
+        yield Finished(folder=self.folder.folder, held_out=held, best_step=self.best.step, train_seconds=self.seconds)
 
 
-_FACTS = (
-    "loss_sum",
-    "loss_steps",
-    "seconds",
-)
+_FACTS = ("loss_sum", "loss_steps", "seconds")

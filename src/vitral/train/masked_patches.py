@@ -97,6 +97,8 @@ class MaskedPatches(nn.Module):
         x = torch.where(corruption.masked[..., None], self.mask.to(x.dtype), x)
         x = model.dropout(model.add_positions(model.prepend_extras(x), packing, block=0))
         x, _ = model.encode(x, packing)
+        if model.config.norm_after_pool:  # which leaves the norm to what comes behind
+            x = model.norm(x)
         return self.head(x[:, model.config.extra_tokens :])
 
     def cut(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N C h w"]:

@@ -33,15 +33,10 @@ class Prepared(NamedTuple):
 
 
 class Objective(ABC):
-    """``extra`` holds parameters that are trained beside the network, and left behind."""
-
-    @property
-    @abstractmethod
-    def extra(self) -> nn.Module: ...
-
     def __init__(self, model: Network, preprocess: Preprocess, config: TrainConfig):
         self.model, self.preprocess, self.config = model, preprocess, config
         self.device = torch.device(config.device)
+        self.extra = nn.Module()  # parameters that are trained beside the network, and left behind
 
     @abstractmethod
     def prepare(self, batch: Batch, step: int) -> Prepared: ...
@@ -70,10 +65,6 @@ class Classify(Objective):
         self.forward: Callable[..., Any] = torch.compile(model) if config.compile else model
         self.class_weights = None if class_weights is None else class_weights.to(self.device)
 
-    @property
-    def extra(self) -> nn.Module:
-        return nn.Identity()
-
     def prepare(self, batch: Batch, step: int) -> Prepared:
         targets = as_targets(batch.labels, self.model.config.num_classes, self.config.loss.smoothing).to(self.device)
         images = to_device(batch.images, self.preprocess, self.device)
@@ -93,6 +84,7 @@ class FillIn(Objective):
     """Masked patch prediction."""
 
     model: ViT
+    extra: MaskedPatches
 
     def __init__(self, model: Network, preprocess: Preprocess, config: TrainConfig):
         super().__init__(model, preprocess, config)
@@ -102,20 +94,17 @@ class FillIn(Objective):
             raise ConfigError("objective='masked-patches' needs pictures of one size.", hint="Use resize=crop.")
         if config.mix.mixup or config.mix.cutmix:
             raise ConfigError("objective='masked-patches' does not mix pictures.", hint="Leave mix out.")
-        self.patches = model.config.grid(*model.config.image_hw)
-        self.own = MaskedPatches(model.config, config.masking).to(self.device)
-        self.forward: Callable[..., Tensor] = torch.compile(self.own.predict) if config.compile else self.own.predict
-
-    @property
-    def extra(self) -> MaskedPatches:
-        return self.own
+        self.grid = model.config.grid(*model.config.image_hw)
+        self.extra = MaskedPatches(model.config, config.masking).to(self.device)
+        predict = self.extra.predict
+        self.forward: Callable[..., Tensor] = torch.compile(predict) if config.compile else predict
 
     def prepare(self, batch: Batch, step: int) -> Prepared:
         assert isinstance(batch.images, Tensor)
         images = to_device(batch.images, self.preprocess, self.device)
         assert isinstance(images, Tensor)
         seed = int(random_generator(self.config.seed, step, _MIXING).integers(2**62))
-        number = self.patches[0] * self.patches[1]
+        number = self.grid[0] * self.grid[1]
         generator = torch.Generator().manual_seed(seed)
         corruption = draw_corruption(len(images), number, self.config.masking, generator).to(self.device)
         return Prepared(images, self.extra.targets(batch.images.to(self.device), images), corruption)

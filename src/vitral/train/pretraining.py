@@ -15,13 +15,12 @@ from vitral.errors import DataError
 from vitral.measure.metrics import Scores
 from vitral.model.network import Network
 from vitral.model.vit import ViT
-from vitral.train.ending import evenly, write_results
-from vitral.train.events import Event, Finished, Measuring
+from vitral.train.ending import evenly
+from vitral.train.events import Event, Measuring
 from vitral.train.filled_in import MOST, Painter
 from vitral.train.loop import Training
 from vitral.train.objectives import FillIn, Prepared
 from vitral.weights.files import written_aside
-from vitral.weights.load import load
 
 _MEASURING = 2**31
 """Steps whose corruption is that of measuring, and always the same."""
@@ -84,24 +83,9 @@ class Pretraining(Training):
                     answers = self.objective.answer(prepared, slice(0, len(prepared)))
                 yield batch, prepared, answers.float()
 
-    def finish(self) -> Iterator[Event]:
-        if self.best.step:
-            self.take_model(load(self.folder.model).model)
+    def measure_held_out(self) -> Generator[Event, None, dict[str, Any]]:
         found, commonest = yield from self.fill_in(self.held_out, "held out")
-        yield from self.tell_unreadable()
-        held: dict[str, Any] = {**found.as_dict(), "target": self.config.masking.target, "commonest": commonest}
-        write_results(
-            self.folder,
-            held,
-            config=self.config,
-            data=self.data,
-            splits=self.splits,
-            facts={**self.facts_of_the_end(), "objective": self.config.objective},
-            decisions=self.decisions,
-            baseline=None,
-        )
-        self.draw_filled_in()
-        yield Finished(folder=self.folder.folder, held_out=held, best_step=self.best.step, train_seconds=self.seconds)
+        return {**found.as_dict(), "target": self.config.masking.target, "commonest": commonest}
 
     def save_best(self) -> None:
         """With the mask and the head beside it, which the network itself leaves behind."""
@@ -116,10 +100,11 @@ class Pretraining(Training):
         self.objective.model = self.learner.model
         self.objective.extra.load_state_dict(load_file(self.folder.masking))
 
-    def draw_filled_in(self) -> None:
-        painter = Painter(self.objective.extra, self.preprocess, self.objective.patches)
+    def draw_end(self) -> None:
+        """What was hidden, and what was filled in."""
+        painter = Painter(self.objective.extra, self.preprocess, self.objective.grid)
         shown = Pictures(evenly(self.splits.held_out, MOST), self.preprocess)
-        loader = Loader(pictures=shown, batch_size=MOST, classes=max(1, len(self.data.classes)))
+        loader = Loader(pictures=shown, batch_size=MOST, classes=len(self.data.classes))
         for _, prepared, answers in self.answers(loader):
             assert prepared.corruption is not None
             sheet = painter.sheet(prepared.images, prepared.corruption, answers, prepared.targets)
