@@ -3,6 +3,7 @@
 title, question, paper    paper: the paper's numbers, as a table in Markdown
 seeds = [0, 1, 2]
 x_label                   where the plot has lines
+flops = true              and a second panel: operations of one picture against x
 [base]                    settings of vitral train for all cells, over those of base.toml
 [evaluations]             of all cells, beside their own
 [[cells]]                 a name, settings of its own (another model leaves the base's network behind), and any of
@@ -55,6 +56,7 @@ class Study:
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
     x_label: str = ""
+    flops: bool = False
 
     def jobs(self) -> "Iterator[Job]":
         """Seed by seed, so that a study that is stopped has whole rounds."""
@@ -97,6 +99,7 @@ def read_study(name: str) -> Study:
         seeds=tuple(told["seeds"]),
         cells=tuple(cells),
         x_label=told.get("x_label", ""),
+        flops=told.get("flops", False),
     )
 
 

@@ -39,6 +39,8 @@ def write_report(study: Study, place: Path, results: Path) -> Path:
     if picture:
         _draw(study, rows, results / f"{study.name}.png")
         content = {"study": study.name, "cells": rows}
+        if study.flops:
+            content["flops"] = picture_flops(study)
         (results / f"{study.name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return page
 
@@ -146,16 +148,37 @@ def _lines(study: Study, rows: dict[str, list[dict[str, Any]]], pyplot: Any) -> 
             for name, how in cell.evaluations.items():
                 if "line" in how and name in one["others"]:
                     lines.setdefault(how["line"], {}).setdefault(how["x"], []).append(100 * one["others"][name])
-    figure, axes = pyplot.subplots(figsize=(7.5, 4.2), layout="constrained")
+    panels = 2 if study.flops else 1
+    figure, (drawn,) = pyplot.subplots(1, panels, figsize=(3.5 + 4 * panels, 4.2), squeeze=False, layout="constrained")
+    axes = drawn[0]
     for (name, points), colour in zip(lines.items(), cycle(COLOURS), strict=False):
         places = sorted(points)
         axes.plot(places, [mean(points[x]) for x in places], color=colour, linewidth=1.5, label=name)
         for x in places:
             axes.plot([x] * len(points[x]), points[x], "o", color=colour, alpha=0.6, markersize=4)
-    axes.set(xscale="log", xlabel=study.x_label, ylabel="test pictures that are right, %")
-    places = sorted({x for points in lines.values() for x in points})
-    axes.set_xticks(places, [f"{x:,.0f}" for x in places])
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
+    axes.set_ylabel("test pictures that are right, %")
     axes.legend(frameon=False)
+    if study.flops:
+        costs = picture_flops(study)
+        drawn[1].plot(sorted(costs), [costs[x] / 1e6 for x in sorted(costs)], "o-", color=COLOURS[-1], markersize=4)
+        drawn[1].set(ylabel="MFLOPs of one picture, forward", ylim=(0, None))
+    places = sorted({x for points in lines.values() for x in points})
+    for axes in drawn:
+        axes.set(xscale="log", xlabel=study.x_label)
+        axes.set_xticks(places, [f"{x:,.0f}" for x in places])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
     return figure
+
+
+def picture_flops(study: Study) -> dict[float, int]:
+    """Of a forward pass, at every x: that of a cell, or of an evaluation at another size."""
+    costs: dict[float, int] = {}
+    for cell in study.cells:
+        config = build_network(cell.settings)[0].config
+        if cell.x is not None:
+            costs[cell.x] = count_cost(config).forward_flops
+        for how in cell.evaluations.values():
+            if "x" in how:
+                costs[how["x"]] = count_cost(config, tuple(how["image_size"])).forward_flops
+    return costs

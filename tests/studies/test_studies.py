@@ -17,9 +17,10 @@ from studies import report
 from studies.cell import build_network, run_cell
 from studies.pictures import on_canvas
 from studies.plan import Cell, Job, names, read_study
-from studies.report import _table, training_flops
+from studies.report import _table, picture_flops, training_flops
 from studies.run import main, run_job
 from vitral.data.sources import open_data
+from vitral.model.cost import count_cost
 
 
 @pytest.mark.parametrize("name", names())
@@ -44,6 +45,15 @@ def test_the_table_says_what_is_missing() -> None:
     assert lines[2] == f"| none | 51.00 ± 1.41 | 2 | 1,000 | {tflop:.2g} | 1 |"
     assert "An accuracy near 50 % of 21 test pictures has a 95 % interval of ± 21.4 points" in lines[-1]
     assert "not run yet" in lines[3]
+
+
+def test_a_picture_of_more_tokens_costs_more() -> None:
+    costs = picture_flops(read_study("resolution"))
+    assert (
+        costs[64]
+        == count_cost(vitral.create("vit-pico4", image_size=32, num_classes=10, pool="mean").config).forward_flops
+    )
+    assert costs[64] * 144 / 64 < costs[144] < costs[256]  # attention grows faster than the tokens
 
 
 @pytest.fixture
