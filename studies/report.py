@@ -4,14 +4,17 @@ written by hand."""
 import json
 from collections.abc import Sequence
 from itertools import cycle
-from math import ceil, sqrt
+from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from studies.cell import build_network
 from studies.plan import Cell, Job, Study
+from vitral.model.config import ViTConfig
 from vitral.model.cost import count_cost
+from vitral.train.masked_patches import MaskedPatches
+from vitral.train.masking import Masking
 
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 LEGEND = (
@@ -92,8 +95,14 @@ def _spread(values: Sequence[float | None]) -> str:
 
 def training_flops(cell: Cell) -> float:
     """As the paper counts them: three forward passes for every picture of every step."""
-    model, _ = build_network(cell.settings)
-    return 3.0 * count_cost(model.config).forward_flops * cell.settings["batch_size"] * cell.settings["steps"]
+    config = build_network(cell.settings)[0].config
+    each = count_cost(config).forward_flops
+    if cell.settings.get("objective") == "masked-patches":  # its head answers for every patch
+        assert isinstance(config, ViTConfig)
+        how = {name.removeprefix("masking."): cell.settings[name] for name in cell.settings if "masking." in name}
+        rows, columns = config.grid(*config.image_hw)
+        each += 2 * rows * columns * MaskedPatches(config, Masking(**how)).head.weight.numel()
+    return 3.0 * each * cell.settings["batch_size"] * cell.settings["steps"]
 
 
 def _draw(study: Study, rows: dict[str, list[dict[str, Any]]], path: Path) -> None:
@@ -103,35 +112,42 @@ def _draw(study: Study, rows: dict[str, list[dict[str, Any]]], path: Path) -> No
     from matplotlib import pyplot
 
     pyplot.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
-    figure = _lines(study, rows, pyplot) if study.x_label else _dots(study, rows, pyplot)
+    figure = _lines(study, rows, pyplot) if study.x_label else _dots(rows, pyplot)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
 
-def _dots(study: Study, rows: dict[str, list[dict[str, Any]]], pyplot: Any) -> Any:
-    """A dot for every seed, a stroke at the mean; a panel for every way of measuring, all at one scale."""
-    names = [name for name, found in rows.items() if found]
+def _dots(rows: dict[str, list[dict[str, Any]]], pyplot: Any) -> Any:
+    """A dot for every seed, a stroke at the mean; a panel for every way of measuring with the cells that were measured
+    so, all at one scale."""
     ways: dict[str, dict[str, list[float]]] = {}
-    for name in names:
-        for one in rows[name]:
+    for name, found in rows.items():
+        for one in found:
             for way, value in {"test pictures that are right, %": one["top1"], **one["others"]}.items():
                 if value is not None:
                     ways.setdefault(way, {}).setdefault(name, []).append(100 * value)
-    columns = min(2, len(ways))
-    lines = ceil(len(ways) / columns)
-    size = (4.2 + 2.6 * columns, lines * (0.9 + 0.32 * len(names)))
+    are_alike = len({tuple(scores) for scores in ways.values()}) == 1
+    columns = 2 if are_alike and len(ways) > 1 else 1
+    heights = [0.9 + 0.32 * len(scores) for scores in list(ways.values())[::columns]]
     figure, panels = pyplot.subplots(
-        lines, columns, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
+        len(heights),
+        columns,
+        figsize=(4.2 + 2.6 * columns, sum(heights)),
+        height_ratios=heights,
+        sharex=True,
+        sharey=are_alike,
+        squeeze=False,
+        layout="constrained",
     )
     for axes in panels.flat[len(ways) :]:
         axes.remove()
     for axes, (way, scores) in zip(panels.flat, ways.items(), strict=False):
-        for place, name in enumerate(reversed(names)):
-            values = scores.get(name, [])
+        for place, values in enumerate(reversed(scores.values())):
             axes.plot(values, [place] * len(values), "o", color="#2b6cb0", alpha=0.7, markersize=5)
-            if values:
-                axes.plot([mean(values)] * 2, [place - 0.28, place + 0.28], color="#c05621", linewidth=2)
-        axes.set(yticks=range(len(names)), yticklabels=list(reversed(names)), title=way)
+            axes.plot([mean(values)] * 2, [place - 0.28, place + 0.28], color="#c05621", linewidth=2)
+        axes.set(
+            yticks=range(len(scores)), yticklabels=list(reversed(scores)), ylim=(-0.6, len(scores) - 0.4), title=way
+        )
         axes.title.set_size("medium")
         axes.tick_params(labelbottom=True)
         axes.grid(axis="x", alpha=0.3)

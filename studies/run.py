@@ -98,6 +98,7 @@ def main() -> None:
         except vitral.VitralError as error:
             parser.error(str(error))
         jobs = [job for name in chosen for job in read_study(name).jobs()]
+        jobs.sort(key=lambda job: job.cell.start is not None)  # one that waits for another would keep a core idle
         failed = run_jobs(jobs, options.data, options.place, at_a_time=options.jobs, threads=options.threads)
     for name in chosen:
         if any((options.place / name).glob("*/study.json")):

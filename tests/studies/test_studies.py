@@ -47,6 +47,14 @@ def test_the_table_says_what_is_missing() -> None:
     assert "not run yet" in lines[3]
 
 
+def test_the_head_that_fills_in_is_counted() -> None:
+    cells = {cell.name: cell for cell in read_study("masked-patches").cells}
+    heads = {"mean colour": 512, "4x4 colours": 16 * 512, "pixels": 48}
+    found = {name: training_flops(cells[name]) / (3 * 64 * 1200) for name in heads}
+    assert found["4x4 colours"] - found["pixels"] == 2 * 64 * 96 * (heads["4x4 colours"] - heads["pixels"])
+    assert found["mean colour"] - found["pixels"] == 2 * 64 * 96 * (heads["mean colour"] - heads["pixels"])
+
+
 def test_a_picture_of_more_tokens_costs_more() -> None:
     costs = picture_flops(read_study("resolution"))
     assert (
