@@ -122,16 +122,7 @@ def run_suite(
     if taken := sorted({"data", "from", "from_weights", "model", "objective", "val"} & changes.keys()):
         raise ConfigError(f"{taken[0]} is not for a suite to change.")
     model, folder = str(model), Path(place)
-    if not folder.is_dir():
-        raise DataError(
-            f"There is no folder {folder}.", hint="It holds a folder or a table for each task: docs/vtab.md."
-        )
-    found = {name: there for name in TASKS if (there := find_task(name, folder)) is not None}
-    if not found:
-        raise DataError(
-            f"{folder} holds none of the tasks.",
-            hint=f"They are called {', '.join(TASKS)}; what stands in a task's place cifar100=NAME.",
-        )
+    found = find_tasks(folder)
     changes = flat(changes)
     if isinstance(side := changes.get("image_size"), int):
         changes["image_size"] = (side, side)
@@ -177,6 +168,21 @@ def run_suite(
         signal=int(caught),
         unknown=tuple(no_tasks(folder)),
     )
+
+
+def find_tasks(folder: Path) -> dict[str, tuple[Path, str | None]]:
+    """Where each task lies that is there, and what stands in its place; DataError where there is none."""
+    if not folder.is_dir():
+        raise DataError(
+            f"There is no folder {folder}.", hint="It holds a folder or a table for each task: docs/vtab.md."
+        )
+    found = {name: there for name in TASKS if (there := find_task(name, folder)) is not None}
+    if not found:
+        raise DataError(
+            f"{folder} holds none of the tasks.",
+            hint=f"They are called {', '.join(TASKS)}; what stands in a task's place cifar100=NAME.",
+        )
+    return found
 
 
 def learn_task(
