@@ -29,7 +29,7 @@ def doctor(
 
 
 EXTRAS = {
-    "fast": "JPEGs in half the time",
+    "fast": "JPEGs in half the time, export to ONNX",
     "hub": "checkpoints and datasets of the Hugging Face hub",
     "tables": "Parquet",
     "tensorboard": "curves of training runs",

@@ -31,6 +31,7 @@ app.command(
     "vitral.cli.describe:describe", help="Any checkpoint: its dialect, config, and what became of every tensor."
 )
 app.command("vitral.cli.convert:convert", help="A checkpoint in another dialect, compared after writing.")
+app.command("vitral.cli.export:export", help="A file for other programs, and the proof that it answers the same.")
 app.command("vitral.cli.doctor:doctor", help="The device, the versions, what is missing and how to get it.")
 
 

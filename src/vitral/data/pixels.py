@@ -124,11 +124,11 @@ def resize(image: Tensor, size: Size, interpolation: Interpolation, antialias: b
 
 def normalise(images: Tensor, preprocess: Preprocess) -> Tensor:
     """uint8 (..., C, H, W) to the numbers that the network was trained on."""
-    scale, shift = _scale_and_shift(preprocess.mean, preprocess.std, images.device)
+    scale, shift = scale_and_shift(preprocess.mean, preprocess.std, images.device)
     return images.to(torch.float32).mul_(scale).add_(shift)
 
 
 @lru_cache(maxsize=32)
-def _scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+def scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     means, deviations = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (mean, std))
     return (1 / (255 * deviations)).float().to(device), (-means / deviations).float().to(device)

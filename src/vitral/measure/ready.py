@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor
 from vitral.data.pixels import normalise
 from vitral.devices import choose_device
 from vitral.errors import ConfigError, WeightsError
-from vitral.model.network import Network
+from vitral.model.network import Network, in_float32
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
 from vitral.weights.checkpoint import Checkpoint
@@ -95,12 +94,6 @@ def to_device(images: Images, preprocess: Preprocess, device: torch.device) -> I
     return [normalise(image.to(device), preprocess) for image in images]
 
 
-def in_float32(model: Network) -> Network:
-    """The model itself, or a copy of one that has other numbers."""
-    is_float32 = all(tensor.dtype == torch.float32 for tensor in model.parameters())
-    return model if is_float32 else deepcopy(model).float()
-
-
 def make_ready(
     source: str | Path | Checkpoint,
     *,
@@ -115,18 +108,7 @@ def make_ready(
     if precision not in ("float32", "bfloat16", "float16"):
         raise ConfigError(f"precision={precision!r} must be float32, bfloat16 or float16.")
     place = torch.device(choose_device(device).value)
-    run = None
-    if not isinstance(source, str | Path | Checkpoint):
-        raise ConfigError(f"A model is a run folder, a weights file or a Checkpoint, and this is {source!r}.")
-    if not isinstance(source, Checkpoint):
-        if not str(source).startswith("hf:") and Run.is_run(Path(source)):
-            run = Run.open(Path(source))
-        size: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
-        checkpoint = load(run.trained_model() if run else source, **size)
-    elif image_size is None or source.model.config.image_hw in (image_size, (image_size, image_size)):
-        checkpoint = source
-    else:
-        raise ConfigError("A Checkpoint has its size.", hint=f"vitral.load(..., image_size={image_size})")
+    checkpoint, run = open_checkpoint(source, image_size)
     classes = checkpoint.model.config.num_classes
     return Ready(
         model=in_float32(checkpoint.model).eval().to(place),
@@ -138,3 +120,19 @@ def make_ready(
         precision=precision,
         run=run,
     )
+
+
+def open_checkpoint(
+    source: str | Path | Checkpoint, image_size: int | tuple[int, int] | None = None
+) -> tuple[Checkpoint, Run | None]:
+    """The checkpoint, and the run that it came from, if it did."""
+    if isinstance(source, Checkpoint):
+        if image_size is None or source.model.config.image_hw in (image_size, (image_size, image_size)):
+            return source, None
+        raise ConfigError("A Checkpoint has its size.", hint=f"vitral.load(..., image_size={image_size})")
+    if not isinstance(source, str | Path):
+        raise ConfigError(f"A model is a run folder, a weights file or a Checkpoint, and this is {source!r}.")
+    is_run = not str(source).startswith("hf:") and Run.is_run(Path(source))
+    run = Run.open(Path(source)) if is_run else None
+    size: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
+    return load(run.trained_model() if run else source, **size), run

@@ -1,0 +1,150 @@
+"""Exported files are asked by the programs that they are for, with preprocessing done by hand from what the file says.
+
+Tracing runs the code as users run it, so the exports happen in a process of their own, without the shape checks that
+the other tests switch on.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+
+import vitral
+from tests.cli.typed import typed
+from tests.conftest import small_model
+from vitral.engines import onnx
+from vitral.engines.export import export
+from vitral.weights.checkpoint import Checkpoint
+
+MODELS = """dict(
+    token=small_model(representation=12),
+    convolutions=small_model(position="sincos-2d", pool="mean", stem=vitral.ConvStem(widths=(8, 8)), patch_size=1),
+    hybrid=small_model(stem=vitral.ResNetStem(stages=(1,)), patch_size=1),
+    several=small_model(registers=2, pool="map", num_classes=7),
+    bit=vitral.create("bit-r50x1", stages=(1, 1, 1, 1), num_classes=5, image_size=32),
+)"""
+PRELUDE = f"""
+import torch, vitral
+from pathlib import Path
+from tests.conftest import small_model
+from vitral.engines import onnx
+from vitral.engines.export import export
+from vitral.weights.checkpoint import Checkpoint
+torch.manual_seed(0)
+MODELS = {MODELS}
+torch.nn.init.normal_(MODELS["bit"].head.weight, std=0.05)
+def checkpoint(model):
+    size = model.config.image_hw
+    preprocess = vitral.Preprocess(size=size, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    labels = tuple(f"label {{number}}" for number in range(model.config.num_classes))
+    return Checkpoint(model=model, preprocess=preprocess, labels=labels)
+"""
+
+
+def run(script: str) -> str:
+    done = subprocess.run([sys.executable, "-c", PRELUDE + script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported")
+    told = run(f"""
+folder = Path({str(folder)!r})
+for name, model in MODELS.items():
+    vitral.save(checkpoint(model), folder / f"{{name}}.safetensors")
+    assert export(checkpoint(model), folder / f"{{name}}.onnx", to="onnx").difference < 1e-5
+export(checkpoint(MODELS["bit"]), folder / "bit.pt2", to="pt2")
+""")
+    assert told == ""
+    return folder
+
+
+@pytest.mark.parametrize("name", ["token", "convolutions", "hybrid", "several", "bit"])
+def test_onnx_runtime_answers_as_the_network_does(exported: Path, name: str) -> None:
+    session = onnxruntime.InferenceSession(exported / f"{name}.onnx", providers=["CPUExecutionProvider"])
+    told = json.loads(session.get_modelmeta().custom_metadata_map["vitral"])
+    original = vitral.load(exported / f"{name}.safetensors")
+    assert tuple(told["labels"]) == original.labels
+    assert session.get_inputs()[0].shape == ["batch", 3, *told["preprocess"]["size"]]
+    assert session.get_outputs()[0].shape == ["batch", len(told["labels"])]
+    mean, std = (np.float64(told["preprocess"][what])[:, None, None] for what in ("mean", "std"))
+    for count in (1, 5):
+        pixels = np.random.default_rng(count).integers(0, 256, (count, 3, *told["preprocess"]["size"]), np.uint8)
+        with torch.inference_mode():
+            expected = original.model(torch.from_numpy((pixels / 255 - mean) / std).float()).numpy()
+        assert np.abs(expected).max() > 0.1
+        np.testing.assert_allclose(session.run(None, {"images": pixels})[0], expected, atol=1e-4, rtol=1e-5)
+
+
+def test_torch_answers_as_the_network_does(exported: Path) -> None:
+    extra = {"vitral.json": ""}
+    program = torch.export.load(exported / "bit.pt2", extra_files=extra)
+    told = json.loads(extra["vitral.json"])
+    assert told["preprocess"]["std"] == [0.4, 0.5, 0.6]
+    original = vitral.load(exported / "bit.safetensors")
+    pixels = torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8)
+    mean, std = (torch.tensor(told["preprocess"][what])[:, None, None] for what in ("mean", "std"))
+    with torch.inference_mode():
+        expected = original.model((pixels / 255 - mean) / std)
+        torch.testing.assert_close(program.module()(pixels), expected, atol=1e-4, rtol=1e-5)
+
+
+def test_a_file_that_answers_otherwise_is_not_kept(tmp_path: Path) -> None:
+    """ONNX Runtime's own fault with padded pooling, which the guard keeps away: when this fails, the guard can go."""
+    told = run(f"""
+onnx._guard_padded_pools = lambda graph: None
+try:
+    export(checkpoint(MODELS["bit"]), Path({str(tmp_path)!r}) / "bit.onnx", to="onnx")
+except vitral.VitralError as error:
+    print(error)
+""")
+    assert "does not answer the same" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command(exported: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bit.onnx"
+    words = ["export", str(exported / "bit.safetensors"), "--to", "onnx", "--out", str(out), "--format", "json"]
+    done = subprocess.run([sys.executable, "-m", "vitral", *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["bytes"] == out.stat().st_size
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    shown = json.loads(
+        typed("predict", str(exported / "bit.safetensors"), str(tmp_path / "photo.png"), "--format", "json").stdout
+    )
+    session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
+    logits = session.run(None, {"images": pixels.transpose(2, 0, 1)[None]})[0][0]
+    probabilities = np.exp(logits) / np.exp(logits).sum()
+    assert shown["label"] == f"label {probabilities.argmax()}"
+    assert shown["probability"] == pytest.approx(probabilities.max(), abs=1e-4)
+
+
+def test_wrong_use_is_told_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    checkpoint = Checkpoint(model=model, preprocess=vitral.Preprocess(size=(16, 16)))
+    there = tmp_path / "there.onnx"
+    there.write_bytes(b"mine")
+    for path, to, words in [
+        (there, "onnx", "--overwrite"),
+        (tmp_path / "x.pt", "onnx", "must end in .onnx"),
+        (tmp_path / "none" / "x.onnx", "onnx", "there is no folder"),
+        (tmp_path / "x.onnx", "onxx", "Did you mean 'onnx'?"),
+    ]:
+        with pytest.raises(vitral.VitralError, match=words):
+            export(checkpoint, path, to=to)
+    assert there.read_bytes() == b"mine"
+    monkeypatch.setattr(onnx, "find_spec", lambda package: None)
+    with pytest.raises(vitral.VitralError, match=r"needs onnxscript.*pip install 'vitral\[fast\]'"):
+        export(checkpoint, tmp_path / "x.onnx", to="onnx")
+    done = typed("export", str(tmp_path / "nothing"), "--to", "pt2")
+    assert done.returncode == 2
+    assert str(tmp_path / "nothing") in done.stderr
