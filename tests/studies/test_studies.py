@@ -22,6 +22,8 @@ from studies.run import main, run_job
 from vitral.data.sources import open_data
 from vitral.model.cost import count_cost
 
+RESULTS = Path(report.__file__).parents[1] / "docs" / "results"
+
 
 @pytest.mark.parametrize("name", names())
 def test_every_cell_is_a_network_that_can_be_built(name: str) -> None:
@@ -44,7 +46,21 @@ def test_the_table_says_what_is_missing() -> None:
     assert tflop == pytest.approx(3 * 63e6 * 64 * study.cells[0].settings["steps"] / 1e12, rel=0.05)
     assert lines[2] == f"| none | 51.00 ± 1.41 | 2 | 1,000 | {tflop:.2g} | 1 |"
     assert "An accuracy near 50 % of 21 test pictures has a 95 % interval of ± 21.4 points" in lines[-1]
+    assert lines[-1].endswith("2 of all cells, 1 on two cores.")
     assert "not run yet" in lines[3]
+
+
+@pytest.mark.parametrize("page", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_what_is_published_was_measured_with_the_settings_that_are_here(page: Path) -> None:
+    study, told = read_study(page.stem), json.loads(page.read_text())
+    assert list(told["cells"]) == [cell.name for cell in study.cells]
+    for cell in study.cells:
+        found = told["cells"][cell.name]
+        assert tuple(one["seed"] for one in found) == study.seeds
+        assert all(
+            one["training"] == cell.training and one["others"].keys() == cell.evaluations.keys() for one in found
+        )
+    assert _table(study, told["cells"]) in page.with_suffix(".md").read_text()
 
 
 def test_the_head_that_fills_in_is_counted() -> None:
@@ -199,10 +215,9 @@ def test_wrong_use(
     words: str, code: int, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["run.py", *words.split()])
-    results = Path(report.__file__).parents[1] / "docs" / "results"
-    before = {path: path.read_bytes() for path in results.iterdir()}
+    before = {path: path.read_bytes() for path in RESULTS.iterdir()}
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == code
     assert reason in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in results.iterdir()} == before
+    assert {path: path.read_bytes() for path in RESULTS.iterdir()} == before
