@@ -42,6 +42,7 @@ def run_cell(job: Job, data: str, place: Path) -> None:
     pictures = pictures_for(data, place, cell.images, cell.canvas)
     found = _untrained(settings, run) if cell.untrained else _trained(settings, pictures, run)
     found = {"cell": cell.name, **trained, **found}
+    found["threads"] = torch.get_num_threads()
     found["evaluations"] = cell.evaluations
     found["others"] = {name: measure(run, data, place, how) for name, how in cell.evaluations.items()}
     aside = run / "study.json.part"

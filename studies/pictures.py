@@ -21,11 +21,12 @@ def pictures_for(data: str, place: Path, images: int | None, canvas: int | None)
     """Where they are; the data themselves, where nothing is asked for."""
     if images is None and canvas is None:
         return data
-    name = "-".join(f"{what}{value}" for what, value in (("images", images), ("canvas", canvas)) if value is not None)
+    found = open_data(data)
+    asked = [f"{what}{value}" for what, value in (("images", images), ("canvas", canvas)) if value is not None]
+    name = "-".join((*asked, found.fingerprint()[:8]))
     folder = place / "data" / name
     if folder.is_dir():
         return str(folder)
-    found = open_data(data)
     aside = folder.with_name(f"{name}.part-{os.getpid()}")
     aside.mkdir(parents=True)
     (aside / "classes.txt").write_text("\n".join(found.classes) + "\n", encoding="utf-8")

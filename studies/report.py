@@ -1,5 +1,5 @@
-"""The page of a study: docs/results/NAME.md gets its table and its plot between two marks; the words around them are
-written by hand."""
+"""The page of a study, docs/results/NAME.md: the question, the table and the plot are written from the TOML and the
+runs; the words behind them by hand."""
 
 import json
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 LEGEND = (
     "Mean and standard deviation over the seeds. An accuracy near 50 % of {images:,} test pictures has a 95 % interval "
     "of ± {points:.1f} points; all cells share the pictures, so differences are known better. TFLOP: of the training, "
-    "as the paper counts it. Minutes: of training with one thread, while another cell had the other core; the machine "
-    "is shared, and times scatter; {minutes:.0f} of all cells, {half:.0f} on two cores."
+    "as the paper counts it. Minutes: of training{threads}; the machine is shared, and times scatter. "
+    "{minutes:.0f} of all cells."
 )
 COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b7791f", "#4a5568")
 
@@ -33,12 +33,11 @@ def write_report(study: Study, place: Path, results: Path) -> Path:
     page = results / f"{study.name}.md"
     text = page.read_text(encoding="utf-8") if page.is_file() else _page(study)
     if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"{page} must have {BEGIN} and {END} once, so that the words around them can be kept")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
+        raise ValueError(f"{page} must have {BEGIN} and {END} once, so that the words behind them can be kept")
+    _, _, after = text.partition(END)
     measured = [one for found in rows.values() for one in found if one["top1"] is not None or one["others"]]
     picture = f"\n\n![{study.title}]({study.name}.png)" if measured else ""
-    page.write_text(f"{before}{BEGIN}\n{_table(study, rows)}{picture}\n{END}{after}", encoding="utf-8")
+    page.write_text(f"{_head(study)}{BEGIN}\n{_table(study, rows)}{picture}\n{END}{after}", encoding="utf-8")
     if picture:
         _draw(study, rows, results / f"{study.name}.png")
         content = {"study": study.name, "cells": rows}
@@ -50,16 +49,18 @@ def write_report(study: Study, place: Path, results: Path) -> Path:
 
 def _results(study: Study, place: Path, cell: Cell) -> list[dict[str, Any]]:
     paths = (Job(study.name, cell, seed).folder(place) / "study.json" for seed in study.seeds)
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()]
+    return [one for one in found if one["training"] == cell.training]  # others were trained before the settings changed
+
+
+def _head(study: Study) -> str:
+    settings = f"[studies/{study.name}.toml](../../studies/{study.name}.toml)"
+    command = f"`python -m studies.run {study.name} DATA`, settings in {settings}."
+    return f"# {study.title}\n\n{study.question}\n\n{command}\n\n"
 
 
 def _page(study: Study) -> str:
-    settings = f"[studies/{study.name}.toml](../../studies/{study.name}.toml)"
-    return (
-        f"# {study.title}\n\n{study.question}\n\n"
-        f"`python -m studies.run {study.name} DATA`, settings in {settings}.\n\n"
-        f"{BEGIN}\n{END}\n\n## The paper's\n\n{study.paper}\n"
-    )
+    return f"{_head(study)}{BEGIN}\n{END}\n\n## The paper's\n\n{study.paper}\n"
 
 
 def _table(study: Study, rows: dict[str, list[dict[str, Any]]]) -> str:
@@ -84,7 +85,10 @@ def _table(study: Study, rows: dict[str, list[dict[str, Any]]]) -> str:
     ran = [one for found in rows.values() for one in found]
     images, minutes = max((one["images"] for one in ran), default=0), sum(one["seconds"] for one in ran) / 60
     if images:
-        lines += ["", LEGEND.format(images=images, points=98 / sqrt(images), minutes=minutes, half=minutes / 2)]
+        is_one = {one.get("threads", 1) for one in ran} == {1}
+        threads = " on one core, with another cell on the other" if is_one else ""
+        told = LEGEND.format(images=images, points=98 / sqrt(images), threads=threads, minutes=minutes)
+        lines += ["", told[:-1] + f", {minutes / 2:.0f} on two cores." if is_one else told]
     return "\n".join(lines)
 
 

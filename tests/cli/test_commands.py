@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.typed import typed
 from vitral.model.sizes import NAMES
 
 
@@ -23,6 +24,15 @@ def test_models_as_a_table() -> None:
     (row,) = [line for line in done.stdout.splitlines() if line.startswith("vit-b16 ")]
     assert "86.6 M" in row
     assert "35.1 G" in row
+
+
+def test_an_interruption_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vitral.cli.doctor.examine", interrupt)
+    done = typed("doctor")
+    assert (done.returncode, done.stderr) == (130, "vitral: interrupted\n")
 
 
 def test_models_as_json() -> None:

@@ -19,14 +19,16 @@ import vitral
 from tests.cli.typed import typed
 from tests.conftest import small_model
 from vitral.engines import onnx
-from vitral.engines.export import export
+from vitral.engines.export import FromPixels, export, prove
 from vitral.weights.checkpoint import Checkpoint
 
 MODELS = """dict(
     token=small_model(representation=12),
     convolutions=small_model(position="sincos-2d", pool="mean", stem=vitral.ConvStem(widths=(8, 8)), patch_size=1),
     hybrid=small_model(stem=vitral.ResNetStem(stages=(1,)), patch_size=1),
-    several=small_model(registers=2, pool="map", num_classes=7),
+    several=small_model(registers=2, pool="map", position="learned-2d", position_at="every-layer"),
+    relative=small_model(depth=1, position="relative"),
+    axial=small_model(depth=1, position="relative", attention="axial", pool="mean"),
     bit=vitral.create("bit-r50x1", stages=(1, 1, 1, 1), num_classes=5, image_size=32),
 )"""
 PRELUDE = f"""
@@ -62,17 +64,21 @@ for name, model in MODELS.items():
     vitral.save(checkpoint(model), folder / f"{{name}}.safetensors")
     assert export(checkpoint(model), folder / f"{{name}}.onnx", to="onnx").difference < 1e-5
 export(checkpoint(MODELS["bit"]), folder / "bit.pt2", to="pt2")
+onnx.LARGEST = 1000
+vitral.save(checkpoint(MODELS["token"]), folder / "large.safetensors")
+export(checkpoint(MODELS["token"]), folder / "large.onnx", to="onnx")
 """)
     assert told == ""
     return folder
 
 
-@pytest.mark.parametrize("name", ["token", "convolutions", "hybrid", "several", "bit"])
+@pytest.mark.parametrize("name", ["token", "convolutions", "hybrid", "several", "relative", "axial", "bit", "large"])
 def test_onnx_runtime_answers_as_the_network_does(exported: Path, name: str) -> None:
     session = onnxruntime.InferenceSession(exported / f"{name}.onnx", providers=["CPUExecutionProvider"])
     told = json.loads(session.get_modelmeta().custom_metadata_map["vitral"])
     original = vitral.load(exported / f"{name}.safetensors")
     assert tuple(told["labels"]) == original.labels
+    assert (exported / f"{name}.onnx.data").is_file() == (name == "large")  # as of networks above 2 GB
     assert session.get_inputs()[0].shape == ["batch", 3, *told["preprocess"]["size"]]
     assert session.get_outputs()[0].shape == ["batch", len(told["labels"])]
     mean, std = (np.float64(told["preprocess"][what])[:, None, None] for what in ("mean", "std"))
@@ -110,9 +116,47 @@ except vitral.VitralError as error:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_the_proof_says() -> None:
+    checkpoint = Checkpoint(model=small_model(), preprocess=vitral.Preprocess(size=(24, 16), resize="native"))
+    network = FromPixels(checkpoint.model, checkpoint.preprocess)
+
+    def same(images: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            return network(torch.from_numpy(images)).numpy()
+
+    def nan_for_several(images: np.ndarray) -> np.ndarray:
+        return same(images) * (np.nan if len(images) > 1 else 1)
+
+    difference, images, notes = prove(network, same, checkpoint)
+    assert (difference, images) == (0, 4)
+    assert notes == ["The network takes pictures of any size, and this file only those of 24 x 16."]
+    for wrong in (nan_for_several, lambda images: same(images) + 0.01):
+        with pytest.raises(vitral.VitralError, match="does not answer the same"):
+            prove(network, wrong, checkpoint)
+    torch.nn.init.zeros_(checkpoint.model.head.weight)  # type: ignore[arg-type]
+    assert "the head is not trained" in prove(network, same, checkpoint)[2][0]
+    torch.nn.init.constant_(checkpoint.model.head.weight, torch.inf)  # type: ignore[arg-type]
+    with pytest.raises(vitral.WeightsError, match="no finite numbers"):
+        prove(network, same, checkpoint)
+
+
+def test_faults_of_the_exporter_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "old.onnx").write_bytes(b"mine")
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no such thing\nand a long story")
+
+    monkeypatch.setattr(torch.export, "export", fail)
+    with pytest.raises(vitral.VitralError, match="could not be exported to onnx: no such thing[.]$"):
+        export(small_model(), tmp_path / "old.onnx", to="onnx", overwrite=True)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"mine"]
+
+
 def test_the_command(exported: Path, tmp_path: Path) -> None:
     out = tmp_path / "bit.onnx"
-    words = ["export", str(exported / "bit.safetensors"), "--to", "onnx", "--out", str(out), "--format", "json"]
+    out.write_bytes(b"old")
+    words = ["export", str(exported / "bit.safetensors"), "--to", "onnx", "--out", str(out), "--overwrite"]
+    words += ["--image-size", "32", "--format", "json"]
     done = subprocess.run([sys.executable, "-m", "vitral", *words], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["bytes"] == out.stat().st_size
@@ -133,9 +177,15 @@ def test_wrong_use_is_told_before_any_work(tmp_path: Path, monkeypatch: pytest.M
     checkpoint = Checkpoint(model=model, preprocess=vitral.Preprocess(size=(16, 16)))
     there = tmp_path / "there.onnx"
     there.write_bytes(b"mine")
+    (tmp_path / "link.onnx").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "large.onnx.data").write_bytes(b"numbers")
     for path, to, words in [
         (there, "onnx", "--overwrite"),
-        (tmp_path / "x.pt", "onnx", "must end in .onnx"),
+        (tmp_path / "x.pt", "onnx", "ends in .onnx"),
+        (tmp_path, "onnx", "is a folder"),
+        (tmp_path / "link.onnx", "onnx", "--overwrite"),
+        (tmp_path / "large.onnx", "onnx", r"large.onnx.data exists"),
+        (5, "onnx", "this is 5"),
         (tmp_path / "none" / "x.onnx", "onnx", "there is no folder"),
         (tmp_path / "x.onnx", "onxx", "Did you mean 'onnx'?"),
     ]:

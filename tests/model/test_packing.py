@@ -69,7 +69,8 @@ def test_packed_gradients_equal_those_of_each_image_alone(variant: dict[str, Any
     for ours, expected in zip(packed, alone, strict=True):
         assert (ours is None) == (expected is None)
         if ours is not None:
-            assert (ours - expected).abs().max() <= 1e-5 * largest
+            # Some processors convolve several images with another kernel than one; the stem's norms make it visible.
+            assert (ours - expected).abs().max() <= 3e-5 * largest
 
 
 def test_no_token_is_padding() -> None:

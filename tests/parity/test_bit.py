@@ -69,6 +69,26 @@ def test_timms_in_ours(tmp_path: Path, images: torch.Tensor, numbered: bool) -> 
     assert torch.equal(again(images), ours(images))
 
 
+def test_timms_config_json_is_read(tmp_path: Path) -> None:
+    """As timm writes it beside its weights: the size, the preprocessing and the labels."""
+    theirs = timm_model(3)
+    from timm.models import save_for_hf
+
+    told = dict(
+        input_size=(3, 96, 96), crop_pct=0.9, interpolation="bicubic", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)
+    )
+    theirs.pretrained_cfg = {**theirs.pretrained_cfg, **told, "label_names": ["a", "b", "c"]}
+    save_for_hf(theirs, tmp_path, model_config=dict(label_names=["a", "b", "c"]), safe_serialization=True)
+    found = vitral.load(tmp_path)
+    assert found.labels == ("a", "b", "c")
+    assert found.model.config.image_hw == (96, 96)
+    assert found.preprocess == vitral.Preprocess(
+        size=(96, 96), resize="crop", crop_fraction=0.9, interpolation="bicubic", mean=told["mean"], std=told["std"]
+    )
+    assert found.report is not None
+    assert found.report.assumed == ()
+
+
 def test_the_head_and_channels_can_be_changed(tmp_path: Path) -> None:
     ours = vitral.create("bit-r26x1", num_classes=5)
     randomise(ours)

@@ -11,7 +11,7 @@ import vitral
 from vitral.errors import ConfigError
 from vitral.model.config import ViTConfig
 from vitral.model.vit import ViT
-from vitral.train.masked_patches import MaskedPatches, colour_of, draw_corruption, quantise
+from vitral.train.masked_patches import Corruption, MaskedPatches, colour_of, draw_corruption, quantise
 from vitral.train.masking import Masking
 
 
@@ -116,6 +116,30 @@ def test_what_the_network_sees() -> None:
                 else plain[picture, corruption.source[picture, patch]]
             )
             assert torch.allclose(tokens[picture, patch], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(),
+        dict(pool="mean", registers=2),
+        dict(position="learned-2d", position_at="every-layer"),
+        dict(position="relative", attention="axial"),
+        dict(stem=vitral.ConvStem(widths=(8, 16)), patch_size=1, position="sincos-2d", pool="map"),
+        dict(stem=vitral.ResNetStem(stages=(1,)), patch_size=1),
+    ],
+    ids=str,
+)
+def test_without_corruption_its_head_sees_the_patches_of_the_network(fields: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = ViT(config(**fields)).eval()
+    objective = MaskedPatches(model.config, Masking())
+    torch.nn.init.normal_(objective.head.weight)
+    images = torch.randn(2, 3, 32, 32)
+    patches = model.features(images).patches
+    none = torch.zeros(patches.shape[:2], dtype=torch.bool)
+    nothing = Corruption(none, none, torch.arange(patches.shape[1]).expand(2, -1))
+    torch.testing.assert_close(objective.predict(model, images, nothing), objective.head(patches))
 
 
 @pytest.mark.parametrize("target", ["mean-colour", "small-patch", "pixels"])

@@ -21,7 +21,10 @@ from vitral.errors import ConfigError
 from vitral.measure.metrics import Scores
 from vitral.train.begin import train
 from vitral.train.best import Best
+from vitral.train.build import build_model
+from vitral.train.config import with_settings
 from vitral.train.events import Finished, Stepped
+from vitral.train.layers import flat
 
 TINY: dict[str, Any] = dict(
     objective="masked-patches",
@@ -69,9 +72,13 @@ def test_it_learns_and_leaves_an_ordinary_checkpoint(pretrained: tuple[Path, lis
 
 def test_it_can_be_fine_tuned(pretrained: tuple[Path, list[Any]], tmp_path: Path) -> None:
     start = str(pretrained[0] / "model.safetensors")
-    settings: dict[str, Any] = dict(steps=60, batch_size=64, recipe="none", optim=dict(lr=2e-3, layer_decay=1.0))
+    settings: dict[str, Any] = dict(steps=60, batch_size=64, optim=dict(lr=2e-3, layer_decay=1.0))
     settings |= dict(tune=dict(what="all"), network=dict(pool="mean"))
-    events = list(train("builtin:digits", from_weights=start, out=tmp_path / "run", **settings))
+    told = {"data": "", "channels": 1, "image_size": 28, "from": start, **flat(settings)}
+    begun = build_model(with_settings(None, told, "here"), classes=10)[0].state_dict()
+    learnt = vitral.load(start).model.state_dict()
+    assert all(torch.equal(learnt[name], tensor) for name, tensor in begun.items() if "head" not in name)
+    events = list(train("builtin:digits", from_weights=start, out=tmp_path / "run", recipe="none", **settings))
     assert last(events, Finished).held_out["top1"] > 0.2  # chance is 0.1
 
 

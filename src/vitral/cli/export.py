@@ -27,20 +27,23 @@ def export(
     run
         A run folder, a weights file, vit-cifar10 (it comes with vitral), or hf:owner/name.
     """
+    from vitral.engines.export import check_target
     from vitral.engines.export import export as export_checkpoint
     from vitral.measure.ready import open_checkpoint
     from vitral.show.progress import stages
 
+    path = out or Path(f"{name_of(run)}.{to}")
+    check_target(to, path, overwrite)
     with stages(quiet=format != "human") as tell:
         tell("loading")
         checkpoint, _ = open_checkpoint(run, parse_size(image_size))
-        path = out or Path(f"{name_of(run)}.{to}")
         done = export_checkpoint(checkpoint, path, to=to, overwrite=overwrite, tell=tell)
     if format == "json":
         show_json(done.as_dict())
     elif format == "human":
-        compared = f"Asked about {done.images} pictures, it answers as the network does, to {done.difference:.1e}."
-        show_lines([f"{done.path}: {in_bytes(done.bytes)}", compared, *done.notes])
+        compared = f"Asked about {done.images} pictures, it answers as the network does"
+        how_well = f"the largest difference is {done.difference:.1e} of the largest logit."
+        show_lines([f"{done.path}: {in_bytes(done.bytes)}", f"{compared}: {how_well}", *done.notes])
 
 
 def name_of(run: str) -> str:

@@ -18,6 +18,7 @@ app = App(
     name="vitral",
     help="Vision Transformers: train them, measure them, and exchange their weights.",
     version=__version__,
+    suppress_keyboard_interrupt=False,  # main tells of it
     help_epilogue="`vitral VERB --help` tells more. `--debug` shows where an error came from.",
 )
 app.command("vitral.cli.train:train", help="Train on pictures; what is not said is decided, with the reason.")

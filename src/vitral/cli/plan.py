@@ -18,7 +18,10 @@ def plan(
     image_size: Annotated[str | None, Parameter(help="384, or 384x256 for height x width.")] = None,
     num_classes: Annotated[int | None, WHOLE, Parameter(help="Number of logits.")] = None,
     batch_size: Annotated[int, WHOLE, Parameter(help="Images on one device at once, for the memory.")] = 32,
-    device: Annotated[str | None, Parameter(help=f"{', '.join(DEVICES)}, or here: measured. All, if left out.")] = None,
+    device: Annotated[
+        str | None,
+        Parameter(help=f"{', '.join(DEVICES)}, or here: forward and backward are timed. All, if left out."),
+    ] = None,
     devices: Annotated[int, WHOLE, Parameter(help="How many of them.")] = 1,
     images_per_second: Annotated[float | None, Parameter(help="What one device was seen to train at.")] = None,
     price: Annotated[float | None, Parameter(help="Of one device for an hour.")] = None,

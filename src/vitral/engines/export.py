@@ -7,11 +7,13 @@ mean or a deviation; how a picture becomes those pixels, and the labels, are wri
 """
 
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,11 +23,12 @@ from torch import Tensor, nn
 from vitral import __version__
 from vitral.data.pixels import scale_and_shift
 from vitral.engines import onnx, pt2
-from vitral.errors import ConfigError, VitralError, WeightsError, did_you_mean
-from vitral.model.network import Network, in_float32
+from vitral.errors import ConfigError, VitralError, WeightsError, did_you_mean, first_line
+from vitral.model.network import Network
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import Checkpoint
 from vitral.weights.config_json import config_as_dict
+from vitral.weights.save import as_checkpoint
 
 TOLERANCE = 1e-4
 """Of logits beside the largest of them, or 1: other kernels add in another order."""
@@ -33,10 +36,11 @@ BATCHES = (1, 3)
 
 
 class Target(Protocol):
-    """A kind of file: how it is written, and how it is asked."""
+    """A kind of file: what it needs, how it is written, and how it is asked."""
 
     def check(self) -> None: ...
-    def write(self, program: torch.export.ExportedProgram, path: Path, description: str) -> None: ...
+    def prepare(self, network: nn.Module) -> None: ...
+    def write(self, program: torch.export.ExportedProgram, path: Path, answers: str, description: str) -> None: ...
     def ask(self, path: Path) -> Callable[[np.ndarray], np.ndarray]: ...
 
 
@@ -51,7 +55,7 @@ class Exported:
     to: str
     bytes: int
     difference: float
-    """The largest one of the logits, beside a scale of 1 or their largest."""
+    """The largest one, divided by the largest logit or 1."""
     images: int
     notes: tuple[str, ...] = ()
 
@@ -77,7 +81,7 @@ class FromPixels(nn.Module):
 
 
 def export(
-    checkpoint: Checkpoint,
+    what: Checkpoint | Network,
     path: str | Path,
     *,
     to: str,
@@ -85,47 +89,64 @@ def export(
     tell: Callable[[str], None] = lambda stage: None,
 ) -> Exported:
     """Writes the file, asks it, and keeps it only if it answers as the network does. ``tell`` hears of each stage."""
-    target = find_target(to)
-    path = Path(path)
-    check_path(path, f".{to}", overwrite)
-    target.check()
-    network = FromPixels(in_float32(checkpoint.model).eval().cpu(), checkpoint.preprocess)
-    try:
-        aside = Path(mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    except OSError as error:
-        raise WeightsError(f"{path} cannot be written: {error.strerror}.") from error
-    try:
+    checkpoint = as_checkpoint(what, preprocess=None, labels=None)
+    target, path = check_target(to, path, overwrite), Path(path)
+    network = FromPixels(deepcopy(checkpoint.model).float().cpu(), checkpoint.preprocess).eval()
+    target.prepare(network)
+    answers = "logits" if checkpoint.model.config.num_classes else "features"
+    with written_aside(path, to) as aside:
         tell("following the network")
         program = trace(network, checkpoint)
         tell(f"writing {to}")
-        target.write(program, aside / path.name, json.dumps(describe(checkpoint), ensure_ascii=False))
+        target.write(program, aside, answers, json.dumps(describe(checkpoint), ensure_ascii=False))
         tell("asking what was written")
-        difference, images, notes = prove(network, target.ask(aside / path.name), checkpoint)
-        size = sum(written.stat().st_size for written in aside.iterdir())
-        for written in aside.iterdir():  # large networks have their numbers in a file beside
-            written.replace(path.with_name(written.name))
-    except OSError as error:
-        raise WeightsError(f"{path} cannot be written: {error.strerror or error}.") from error
-    finally:
-        rmtree(aside, ignore_errors=True)
+        difference, images, notes = prove(network, target.ask(aside), checkpoint)
+        size = sum(written.stat().st_size for written in aside.parent.iterdir())
+        check_target(to, path, overwrite)  # something may have been put there since
     return Exported(path=str(path), to=to, bytes=size, difference=difference, images=images, notes=tuple(notes))
 
 
-def find_target(to: str) -> Target:
+def check_target(to: str, path: str | Path, overwrite: bool) -> Target:
+    """Before anything is loaded or computed: whether this can be written there."""
     if to not in TARGETS:
         raise ConfigError(f"to={to!r} must be one of {', '.join(TARGETS)}.", hint=did_you_mean(str(to), TARGETS))
+    if not isinstance(path, str | Path):
+        raise ConfigError(f"An exported file is written to a path, and this is {path!r}.")
+    path = Path(path)
+    if path.is_dir():
+        raise WeightsError(f"{path} is a folder, and a file should be written there.")
+    if path.suffix != f".{to}":
+        raise ConfigError(f"{path} must be the name of a file that ends in .{to}.")
+    for there in (path, beside(path)):
+        if os.path.lexists(there) and not overwrite:
+            raise WeightsError(f"{there} exists, and nothing is overwritten by accident.", hint="Give --overwrite.")
+    if not path.parent.is_dir():
+        raise WeightsError(f"{path} cannot be written: there is no folder {path.parent}.")
+    TARGETS[to].check()
     return TARGETS[to]
 
 
-def check_path(path: Path, ending: str, overwrite: bool) -> None:
-    if path.suffix != ending:
-        raise ConfigError(f"{path} must end in {ending}.")
-    if path.is_dir():
-        raise WeightsError(f"{path} is a folder, and a file should be written there.")
-    if path.exists() and not overwrite:
-        raise WeightsError(f"{path} exists, and nothing is overwritten by accident.", hint="Give --overwrite.")
-    if not path.parent.is_dir():
-        raise WeightsError(f"{path} cannot be written: there is no folder {path.parent}.")
+def beside(path: Path) -> Path:
+    """Where ONNX keeps the numbers of a network that is too large for one file."""
+    return path.with_name(f"{path.name}.data")
+
+
+@contextmanager
+def written_aside(path: Path, to: str) -> Iterator[Path]:
+    """A path of the same name in a folder of its own; what is there when all went well takes its place."""
+    try:
+        path = path.resolve()  # a link stays, and what it points to is replaced
+        with TemporaryDirectory(prefix=".export-", dir=path.parent, ignore_cleanup_errors=True) as folder:
+            yield Path(folder) / path.name
+            beside(path).unlink(missing_ok=True)
+            for written in sorted(Path(folder).iterdir(), reverse=True):  # the numbers before the network
+                written.replace(path.with_name(written.name))
+    except VitralError:
+        raise
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be written: {error.strerror or error}.") from error
+    except Exception as error:  # of torch's exporter and of the runtimes, which know many
+        raise VitralError(f"This network could not be exported to {to}: {first_line(error)}.") from error
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -147,31 +168,37 @@ def trace(network: nn.Module, checkpoint: Checkpoint) -> torch.export.ExportedPr
 
 
 def random_pixels(checkpoint: Checkpoint, count: int) -> Tensor:
-    config = checkpoint.model.config
-    chance = torch.Generator().manual_seed(count)
-    return torch.randint(256, (count, config.channels, *config.image_hw), dtype=torch.uint8, generator=chance)
+    shape = (count, checkpoint.preprocess.channels, *checkpoint.preprocess.size)
+    return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(count))
 
 
 def prove(
     network: nn.Module, ask: Callable[[np.ndarray], np.ndarray], checkpoint: Checkpoint
 ) -> tuple[float, int, list[str]]:
     """The largest difference over batches of several sizes, the number of pictures, and what the proof leaves open."""
-    differences, largest, notes = [], 0.0, []
-    for count in BATCHES:
-        images = random_pixels(checkpoint, count)
-        with torch.inference_mode():
-            expected = network(images).numpy()
-        largest = max(largest, float(np.abs(expected).max()))
-        differences.append(float(np.abs(ask(images.numpy()) - expected).max()) / max(1.0, largest))
-    difference = max(differences)
+    batches = [random_pixels(checkpoint, count) for count in BATCHES]
+    with torch.inference_mode():
+        expected = np.concatenate([network(images).numpy() for images in batches])
+    if not np.isfinite(expected).all():
+        raise WeightsError("The network's answers are no finite numbers: its weights are too large or damaged.")
+    found = np.concatenate([ask(images.numpy()) for images in batches])
+    difference = float(np.abs(found - expected).max()) / max(1.0, float(np.abs(expected).max()))
     if not difference <= TOLERANCE:
         raise VitralError(
             f"What was written does not answer the same: it differs by {difference:.1e}, and {TOLERANCE:.0e} is "
             "allowed. Nothing was kept."
         )
-    if largest == 0:
-        notes.append("All logits are 0, since the head is not trained: the comparison says nothing.")
+    return difference, len(expected), list(notes_on(checkpoint, expected))
+
+
+def notes_on(checkpoint: Checkpoint, answers: np.ndarray) -> Iterator[str]:
+    config = checkpoint.model.config
+    if not np.ptp(answers, axis=0).any():
+        yield "All pictures get the same answer, since the head is not trained: the comparison says nothing."
+    if not config.num_classes:
+        yield "The network has no head: the file answers with features."
+    if config.pool == "none":
+        yield "The network answers for every token: (batch, tokens, classes)."
     if checkpoint.preprocess.resize == "native":
-        height, width = checkpoint.model.config.image_hw
-        notes.append(f"The network takes pictures of any size, and this file only those of {height} x {width}.")
-    return difference, sum(BATCHES), notes
+        height, width = checkpoint.preprocess.size
+        yield f"The network takes pictures of any size, and this file only those of {height} x {width}."

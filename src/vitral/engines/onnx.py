@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from vitral.errors import missing_package
+from vitral.model.attention import Attention
 
 KEY = "vitral"
 """The file's metadata under this name hold the JSON that describes it."""
@@ -25,10 +27,23 @@ def check() -> None:
             raise missing_package(package, "fast", "Exporting to ONNX")
 
 
-def write(program: torch.export.ExportedProgram, path: Path, description: str) -> None:
+def prepare(network: nn.Module) -> None:
+    """torch 2.13 cannot translate fused attention with a bias, as relative positions are: it takes the product for a
+    view of other strides."""
+    for part in network.modules():
+        if isinstance(part, Attention) and part.relative is not None:
+            part.fused = _unfused
+
+
+def _unfused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    assert bias is not None
+    return ((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1) + bias).softmax(dim=-1) @ v
+
+
+def write(program: torch.export.ExportedProgram, path: Path, answers: str, description: str) -> None:
     with _in_silence():
         made: Any = torch.onnx.export(
-            program, dynamo=True, input_names=["images"], output_names=["logits"], verbose=False
+            program, dynamo=True, input_names=["images"], output_names=[answers], verbose=False
         )
     made.model.metadata_props[KEY] = description
     _name_the_batch(made.model.graph)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from vitral.data.pixels import normalise
 from vitral.devices import choose_device
 from vitral.errors import ConfigError, WeightsError
-from vitral.model.network import Network, in_float32
+from vitral.model.network import Network
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
 from vitral.weights.checkpoint import Checkpoint
@@ -92,6 +93,12 @@ def to_device(images: Images, preprocess: Preprocess, device: torch.device) -> I
     if isinstance(images, Tensor):
         return normalise(images.to(device), preprocess)
     return [normalise(image.to(device), preprocess) for image in images]
+
+
+def in_float32(model: Network) -> Network:
+    """The model itself, or a copy of one that has other numbers."""
+    is_float32 = all(tensor.dtype == torch.float32 for tensor in model.parameters())
+    return model if is_float32 else deepcopy(model).float()
 
 
 def make_ready(

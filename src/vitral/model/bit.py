@@ -62,7 +62,7 @@ class BiT(nn.Module):
 
     def features(self, images: Images, layers: int | Iterable[int] = ()) -> Any:
         """The cells of the last feature map as patches, and their mean; a list of images gives a list of Features."""
-        if layers != ():
+        if layers not in ((), []):
             raise ConfigError(f"layers={layers!r}: a BiT has no layers of tokens, only its last feature map.")
         if not isinstance(images, Tensor):
             check_list(images, self.config.channels, self.root.weight)

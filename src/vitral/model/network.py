@@ -1,9 +1,6 @@
 """A network by its name or its description: the paper's ViT, or the baseline that it is compared with."""
 
-from copy import deepcopy
 from typing import Any, Literal, overload
-
-import torch
 
 from vitral.model.bit import BiT
 from vitral.model.bit_config import BiTConfig
@@ -34,9 +31,3 @@ def create(name: str, **overrides: Any) -> Network:
 
 def build(config: Config) -> Network:
     return BiT(config) if isinstance(config, BiTConfig) else ViT(config)
-
-
-def in_float32(model: Network) -> Network:
-    """The model itself, or a copy of one that has other numbers."""
-    is_float32 = all(tensor.dtype == torch.float32 for tensor in model.parameters())
-    return model if is_float32 else deepcopy(model).float()

@@ -73,8 +73,12 @@ class ViT(nn.Module):
     def embed(self, images: Images) -> tuple[Sequences, Packing]:
         """Equation 1: z_0 = [x_class; x_p E] + E_pos."""
         stacks, packing = arrange(images, self.config, weight=self.patches.project.weight)
-        x = join([self.prepend_extras(self.patches(stack)) for stack in stacks])
-        return self.dropout(self.add_positions(x, packing, block=0)), packing
+        return self.place([self.patches(stack) for stack in stacks], packing), packing
+
+    def place(self, stacks: Sequence[Float[Tensor, "_ _ D"]], packing: Packing) -> Sequences:
+        """The tokens of patches behind class token and registers, all with their positions."""
+        x = join([self.prepend_extras(stack) for stack in stacks])
+        return self.dropout(self.add_positions(x, packing, block=0))
 
     def encode(
         self, x: Sequences, packing: Packing, layers: Collection[int] = ()

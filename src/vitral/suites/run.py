@@ -92,7 +92,7 @@ class SuiteResult:
 
     def as_dict(self) -> dict[str, Any]:
         groups = {group: self.group_mean(group) for group in GROUPS}
-        whole = len(self.tasks) == len(TASKS) and all(task.is_the_papers for task in self.tasks)
+        whole = len(self.tasks) == len(TASKS) and all(task.is_the_papers for task in self.tasks) and not self.changed
         return {
             **asdict(self),
             "interrupted": self.interrupted,

@@ -95,8 +95,7 @@ class MaskedPatches(nn.Module):
         x = model.patches(stack)
         x = x.gather(1, corruption.source[..., None].expand_as(x))
         x = torch.where(corruption.masked[..., None], self.mask.to(x.dtype), x)
-        x = model.dropout(model.add_positions(model.prepend_extras(x), packing, block=0))
-        x, _ = model.encode(x, packing)
+        x, _ = model.encode(model.place([x], packing), packing)
         if model.config.norm_after_pool:  # which leaves the norm to what comes behind
             x = model.norm(x)
         return self.head(x[:, model.config.extra_tokens :])
@@ -138,11 +137,14 @@ class MaskedPatches(nn.Module):
 def quantise(colours: Float[Tensor, "... C"]) -> Int[Tensor, "..."]:
     """Values from 0 to 1 -> one class: 64 r + 8 g + b, each of eight equal bins."""
     bins = (colours * LEVELS).long().clamp(0, LEVELS - 1)
-    weights = LEVELS ** torch.arange(colours.shape[-1] - 1, -1, -1, device=colours.device)
-    return (bins * weights).sum(-1)
+    return (bins * _place_values(colours.shape[-1], colours.device)).sum(-1)
 
 
 def colour_of(classes: Int[Tensor, "..."], channels: int) -> Float[Tensor, "... C"]:
     """The middle of the bins of a class, from 0 to 1."""
-    weights = LEVELS ** torch.arange(channels - 1, -1, -1, device=classes.device)
-    return (classes[..., None] // weights % LEVELS + 0.5) / LEVELS
+    return (classes[..., None] // _place_values(channels, classes.device) % LEVELS + 0.5) / LEVELS
+
+
+def _place_values(channels: int, device: torch.device) -> Int[Tensor, "C"]:
+    """64, 8, 1 for three channels."""
+    return LEVELS ** torch.arange(channels - 1, -1, -1, device=device)

@@ -125,7 +125,7 @@ def as_checkpoint(
     if isinstance(what, Network):
         what = Checkpoint(model=what, preprocess=default_preprocess(what))
     if not isinstance(what, Checkpoint) or not isinstance(what.model, Network):
-        raise ConfigError(f"save takes a Checkpoint or a model, and this is of type {type(what).__name__}.")
+        raise ConfigError(f"This takes a Checkpoint or a model, not something of type {type(what).__name__}.")
     what = replace(what, preprocess=what.preprocess if preprocess is None else preprocess)
     if not isinstance(what.preprocess, Preprocess):
         raise ConfigError(f"preprocess={what.preprocess!r} must be a Preprocess.")

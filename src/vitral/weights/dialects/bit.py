@@ -5,19 +5,24 @@ The files say nothing about the size of the pictures; the network takes any.
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from vitral.errors import WeightsError
 from vitral.model.bit_config import BiTConfig
 from vitral.weights.checkpoint import google_preprocess
 from vitral.weights.content import Content
+from vitral.weights.dialects.timm_json import read_config_json, told_preprocess
 from vitral.weights.draft import Asked, Draft
 from vitral.weights.files import TensorFile
+from vitral.weights.infer import one_or_two
 from vitral.weights.npz import write_npz
 from vitral.weights.rules import HEIGHT_WIDTH_IN_OUT, VECTOR, Layout, Rule, pair, rule
 
 _ROOT = re.compile(r"(?P<prefix>.*?)root_block/standardized_conv2d(_\d+)?/kernel")
 _TIMM_ROOT = "stem.conv.weight"
+SIZE = "image_size=224: the file does not tell, and the network takes any"
+PREPROCESS = "preprocessing: mean and std 0.5, squashed to the size, as BiT's own code has it"
 _CELL = Layout(read=lambda x: x.flatten(1), write=lambda x: x[:, :, None, None])
 """A matrix, as a convolution of one pixel."""
 
@@ -29,26 +34,14 @@ def recognise(file: TensorFile) -> bool:
 
 
 def read(file: TensorFile, asked: Asked) -> Draft:
-    is_timm = _TIMM_ROOT in file.shapes
-    if is_timm:
-        config = find_timm(file)
-        rules = list(timm_rules(config))
-    else:
-        prefix = next(match["prefix"] for name in file.shapes if (match := _ROOT.fullmatch(name)))
-        config, found = find_google(file, prefix)
-        rules = list(google_rules(config, found, prefix))
-    assumed = {
-        "image_size": "image_size=224: the file does not tell, and the network takes any",
-        "preprocess": "preprocessing: mean and std 0.5, squashed to the size, as BiT's own code has it",
-    }
-    return Draft(
-        dialect="timm" if is_timm else "bit",
-        file=file,
-        config=config,
-        rules=rules,
-        preprocess=google_preprocess(config.image_hw),
-        assumed=assumed,
-    )
+    if _TIMM_ROOT in file.shapes:
+        return read_timm(file)
+    prefix = next(match["prefix"] for name in file.shapes if (match := _ROOT.fullmatch(name)))
+    config, found = find_google(file, prefix)
+    rules = list(google_rules(config, found, prefix))
+    preprocess = google_preprocess(config.image_hw)
+    assumed = {"image_size": SIZE, "preprocess": PREPROCESS}
+    return Draft(dialect="bit", file=file, config=config, rules=rules, preprocess=preprocess, assumed=assumed)
 
 
 def write(content: Content, path: Path) -> list[str]:
@@ -100,6 +93,29 @@ def google_rules(config: BiTConfig, names: dict[str, str], prefix: str) -> Itera
 
 
 # ---- timm's ----
+
+
+def read_timm(file: TensorFile) -> Draft:
+    """A config.json beside it tells the size, the preprocessing and the labels."""
+    told, config, assumed = read_config_json(file), find_timm(file), {"image_size": SIZE, "preprocess": PREPROCESS}
+    preprocess = google_preprocess(config.image_hw)
+    if told.size is not None:
+        config = replace(config, image_size=one_or_two(told.size))
+        preprocess = replace(preprocess, size=told.size)
+        del assumed["image_size"]
+    if (described := told_preprocess(config, told)) is not None:
+        preprocess = described
+        del assumed["preprocess"]
+    rules = list(timm_rules(config))
+    return Draft(
+        dialect="timm",
+        file=file,
+        config=config,
+        rules=rules,
+        preprocess=preprocess,
+        labels=told.labels,
+        assumed=assumed,
+    )
 
 
 def find_timm(file: TensorFile) -> BiTConfig:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitral.errors import ConfigError, WeightsError
+from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import imagenet_preprocess
@@ -106,9 +107,8 @@ def _check(told: ConfigJson) -> None:
 
 
 def find_preprocess(config: ViTConfig, relative: str, told: ConfigJson, assumed: dict[str, str]) -> Preprocess:
-    described = told.pretrained
-    if isinstance(described.get("mean"), list) and isinstance(described.get("std"), list):
-        return _told_preprocess(config, described)
+    if (described := told_preprocess(config, told)) is not None:
+        return described
     if relative != "timm":
         assumed["preprocess"] = f"preprocessing: ImageNet's mean and std, bicubic, centre crop, as {relative} has it"
         return imagenet_preprocess(config.image_hw, "bicubic").with_channels(config.channels)
@@ -120,7 +120,11 @@ def find_preprocess(config: ViTConfig, relative: str, told: ConfigJson, assumed:
     return half.with_channels(config.channels)
 
 
-def _told_preprocess(config: ViTConfig, described: dict[str, Any]) -> Preprocess:
+def told_preprocess(config: ViTConfig | BiTConfig, told: ConfigJson) -> Preprocess | None:
+    """What the file says of it, if it does."""
+    described = told.pretrained
+    if not isinstance(described.get("mean"), list) or not isinstance(described.get("std"), list):
+        return None
     crop, interpolation = described.get("crop_pct"), described.get("interpolation")
     try:
         preprocess = Preprocess(
