@@ -46,7 +46,7 @@ def test_the_table_says_what_is_missing() -> None:
     assert tflop == pytest.approx(3 * 63e6 * 64 * study.cells[0].settings["steps"] / 1e12, rel=0.05)
     assert lines[2] == f"| none | 51.00 ± 1.41 | 2 | 1,000 | {tflop:.2g} | 1 |"
     assert "An accuracy near 50 % of 21 test pictures has a 95 % interval of ± 21.4 points" in lines[-1]
-    assert lines[-1].endswith("2 of all cells, 1 on two cores.")
+    assert lines[-1].endswith("2 for all cells and seeds, 1 on two cores.")
     assert "not run yet" in lines[3]
 
 
