@@ -19,7 +19,7 @@ import vitral
 from tests.cli.typed import typed
 from tests.conftest import small_model
 from vitral.engines import onnx
-from vitral.engines.export import FromPixels, export, prove
+from vitral.engines.export import FromPixels, answers_of, compare, export, notes_on, random_pixels
 from vitral.weights.checkpoint import Checkpoint
 
 MODELS = """dict(
@@ -119,25 +119,26 @@ except vitral.VitralError as error:
 def test_what_the_proof_says() -> None:
     checkpoint = Checkpoint(model=small_model(), preprocess=vitral.Preprocess(size=(24, 16), resize="native"))
     network = FromPixels(checkpoint.model, checkpoint.preprocess)
+    batches = [random_pixels(checkpoint, count) for count in (1, 3)]
+    expected = answers_of(network, batches)
 
     def same(images: np.ndarray) -> np.ndarray:
-        with torch.inference_mode():
-            return network(torch.from_numpy(images)).numpy()
+        return answers_of(network, [torch.from_numpy(images)])
 
     def nan_for_several(images: np.ndarray) -> np.ndarray:
         return same(images) * (np.nan if len(images) > 1 else 1)
 
-    difference, images, notes = prove(network, same, checkpoint)
-    assert (difference, images) == (0, 4)
-    assert notes == ["The network takes pictures of any size, and this file only those of 24 x 16."]
+    assert expected.shape == (4, 7)
+    assert compare(same, batches, expected) == 0
     for wrong in (nan_for_several, lambda images: same(images) + 0.01):
         with pytest.raises(vitral.VitralError, match="does not answer the same"):
-            prove(network, wrong, checkpoint)
-    torch.nn.init.zeros_(checkpoint.model.head.weight)  # type: ignore[arg-type]
-    assert "the head is not trained" in prove(network, same, checkpoint)[2][0]
+            compare(wrong, batches, expected)
+    taken = "The network takes pictures of any size, and this file only those of 24 x 16."
+    assert [*notes_on(checkpoint, expected)] == [taken]
+    assert "the head is not trained" in next(notes_on(checkpoint, expected[:1]))
     torch.nn.init.constant_(checkpoint.model.head.weight, torch.inf)  # type: ignore[arg-type]
     with pytest.raises(vitral.WeightsError, match="no finite numbers"):
-        prove(network, same, checkpoint)
+        answers_of(network, batches)
 
 
 def test_faults_of_the_exporter_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

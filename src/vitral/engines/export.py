@@ -8,7 +8,7 @@ mean or a deviation; how a picture becomes those pixels, and the labels, are wri
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -92,18 +92,21 @@ def export(
     checkpoint = as_checkpoint(what, preprocess=None, labels=None)
     target, path = check_target(to, path, overwrite), Path(path)
     network = FromPixels(deepcopy(checkpoint.model).float().cpu(), checkpoint.preprocess).eval()
+    batches = [random_pixels(checkpoint, count) for count in BATCHES]
+    expected = answers_of(network, batches)
     target.prepare(network)
-    answers = "logits" if checkpoint.model.config.num_classes else "features"
+    name = "logits" if checkpoint.model.config.num_classes else "features"
     with written_aside(path, to) as aside:
         tell("following the network")
-        program = trace(network, checkpoint)
+        program = trace(network, batches[-1])
         tell(f"writing {to}")
-        target.write(program, aside, answers, json.dumps(describe(checkpoint), ensure_ascii=False))
+        target.write(program, aside, name, json.dumps(describe(checkpoint), ensure_ascii=False))
         tell("asking what was written")
-        difference, images, notes = prove(network, target.ask(aside), checkpoint)
+        difference = compare(target.ask(aside), batches, expected)
         size = sum(written.stat().st_size for written in aside.parent.iterdir())
         check_target(to, path, overwrite)  # something may have been put there since
-    return Exported(path=str(path), to=to, bytes=size, difference=difference, images=images, notes=tuple(notes))
+    notes = tuple(notes_on(checkpoint, expected))
+    return Exported(path=str(path), to=to, bytes=size, difference=difference, images=len(expected), notes=notes)
 
 
 def check_target(to: str, path: str | Path, overwrite: bool) -> Target:
@@ -160,35 +163,35 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def trace(network: nn.Module, checkpoint: Checkpoint) -> torch.export.ExportedProgram:
-    """One size of pictures, any number of them."""
-    example = random_pixels(checkpoint, 2)
-    with torch.no_grad():
-        return torch.export.export(network, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
-
-
 def random_pixels(checkpoint: Checkpoint, count: int) -> Tensor:
     shape = (count, checkpoint.preprocess.channels, *checkpoint.preprocess.size)
     return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(count))
 
 
-def prove(
-    network: nn.Module, ask: Callable[[np.ndarray], np.ndarray], checkpoint: Checkpoint
-) -> tuple[float, int, list[str]]:
-    """The largest difference over batches of several sizes, the number of pictures, and what the proof leaves open."""
-    batches = [random_pixels(checkpoint, count) for count in BATCHES]
+def answers_of(network: nn.Module, batches: Sequence[Tensor]) -> np.ndarray:
     with torch.inference_mode():
-        expected = np.concatenate([network(images).numpy() for images in batches])
-    if not np.isfinite(expected).all():
+        answers = torch.cat([network(images) for images in batches]).numpy()
+    if not np.isfinite(answers).all():
         raise WeightsError("The network's answers are no finite numbers: its weights are too large or damaged.")
+    return answers
+
+
+def trace(network: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+    """One size of pictures, any number of them."""
+    with torch.no_grad():
+        return torch.export.export(network, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+
+
+def compare(ask: Callable[[np.ndarray], np.ndarray], batches: Sequence[Tensor], expected: np.ndarray) -> float:
+    """The largest difference of any answer, beside the largest answer; VitralError where it is too large."""
     found = np.concatenate([ask(images.numpy()) for images in batches])
     difference = float(np.abs(found - expected).max()) / max(1.0, float(np.abs(expected).max()))
-    if not difference <= TOLERANCE:
+    if not difference <= TOLERANCE:  # also where it is no number
         raise VitralError(
             f"What was written does not answer the same: it differs by {difference:.1e}, and {TOLERANCE:.0e} is "
             "allowed. Nothing was kept."
         )
-    return difference, len(expected), list(notes_on(checkpoint, expected))
+    return difference
 
 
 def notes_on(checkpoint: Checkpoint, answers: np.ndarray) -> Iterator[str]:
