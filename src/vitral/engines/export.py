@@ -91,13 +91,13 @@ def export(
     """Writes the file, asks it, and keeps it only if it answers as the network does. ``tell`` hears of each stage."""
     checkpoint = as_checkpoint(what, preprocess=None, labels=None)
     target, path = check_target(to, path, overwrite), Path(path)
-    network = FromPixels(deepcopy(checkpoint.model).float().cpu(), checkpoint.preprocess).eval()
-    batches = [random_pixels(checkpoint, count) for count in BATCHES]
-    expected = answers_of(network, batches)
-    target.prepare(network)
     name = "logits" if checkpoint.model.config.num_classes else "features"
     with written_aside(path, to) as aside:
         tell("following the network")
+        network = FromPixels(deepcopy(checkpoint.model).float().cpu(), checkpoint.preprocess).eval()
+        batches = [random_pixels(checkpoint, count) for count in BATCHES]
+        expected = answers_of(network, batches)
+        target.prepare(network)
         program = trace(network, batches[-1])
         tell(f"writing {to}")
         target.write(program, aside, name, json.dumps(describe(checkpoint), ensure_ascii=False))
