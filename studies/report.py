@@ -1,5 +1,5 @@
-"""The page of a study, docs/results/NAME.md: the question, the table and the plot are written from the TOML and the
-runs; the words behind them by hand."""
+"""The page of a study, docs/results/NAME.md: the question, the table, the plot and the paper's numbers are written from
+the TOML and the runs; the words behind them by hand."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ LEGEND = (
     "Mean and standard deviation over the seeds. An accuracy near 50 % of {images:,} test pictures has a 95 % interval "
     "of ± {points:.1f} points; all cells share the pictures, so differences are known better. TFLOP: of the training, "
     "as the paper counts it. Minutes: of training{threads}, of the fastest seed, since the machine is "
-    "shared and times scatter. {minutes:.0f} for all cells and seeds."
+    "shared and times scatter. {minutes:.0f} for all cells and seeds at that speed."
 )
 COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b7791f", "#4a5568")
 
@@ -31,13 +31,15 @@ def write_report(study: Study, place: Path, results: Path) -> Path:
     rows = {cell.name: _results(study, place, cell) for cell in study.cells}
     results.mkdir(parents=True, exist_ok=True)
     page = results / f"{study.name}.md"
-    text = page.read_text(encoding="utf-8") if page.is_file() else _page(study)
+    text = page.read_text(encoding="utf-8") if page.is_file() else f"{BEGIN}{END}\n"
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"{page} must have {BEGIN} and {END} once, so that the words behind them can be kept")
     _, _, after = text.partition(END)
     measured = [one for found in rows.values() for one in found if one["top1"] is not None or one["others"]]
     picture = f"\n\n![{study.title}]({study.name}.png)" if measured else ""
-    page.write_text(f"{_head(study)}{BEGIN}\n{_table(study, rows)}{picture}\n{END}{after}", encoding="utf-8")
+    page.write_text(
+        f"{_head(study)}{BEGIN}\n{_table(study, rows)}{picture}\n{_papers(study)}{END}{after}", encoding="utf-8"
+    )
     if picture:
         _draw(study, rows, results / f"{study.name}.png")
         content = {"study": study.name, "cells": rows}
@@ -59,8 +61,8 @@ def _head(study: Study) -> str:
     return f"# {study.title}\n\n{study.question}\n\n{command}\n\n"
 
 
-def _page(study: Study) -> str:
-    return f"{_head(study)}{BEGIN}\n{END}\n\n## The paper's\n\n{study.paper}\n"
+def _papers(study: Study) -> str:
+    return f"\n## The paper's\n\n{study.paper.strip()}\n" if study.paper else ""
 
 
 def _table(study: Study, rows: dict[str, list[dict[str, Any]]]) -> str:

@@ -70,6 +70,15 @@ def check_settings(study: Study) -> None:
         with_settings(None, {"data": "", **cell.settings}, f"{study.name}.toml, {cell.name!r}")
 
 
+def keep_to_one_data(place: Path, fingerprint: str) -> None:
+    """What is finished is not done again, so a place must not mix the runs of two."""
+    mark = place / "data.sha256"
+    if mark.is_file() and mark.read_text(encoding="utf-8") != fingerprint:
+        raise vitral.DataError(f"{place} holds runs on other data than these.", hint="Give another --place.")
+    place.mkdir(parents=True, exist_ok=True)
+    mark.write_text(fingerprint, encoding="utf-8")
+
+
 def at_least_one(word: str) -> int:
     if not word.isdecimal() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"{word!r} must be a whole number of at least 1")
@@ -92,7 +101,7 @@ def main() -> None:
         if options.data is None:
             parser.error("the data are missing: CIFAR-10, as anything that vitral reads")
         try:
-            open_data(options.data)
+            keep_to_one_data(options.place, open_data(options.data).fingerprint())
             for name in chosen:
                 check_settings(read_study(name))
         except vitral.VitralError as error:

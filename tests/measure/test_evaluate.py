@@ -195,6 +195,7 @@ def test_features_are_measured_by_neighbours_and_a_few_shots(run: Path) -> None:
     assert found.knn["top1"] > 0.9
     assert len(found.few_shot["seeds"]) == 3
     assert found.few_shot["top1"] == pytest.approx(np.mean(found.few_shot["seeds"]))
+    assert found.few_shot["spread"] == pytest.approx(np.std(found.few_shot["seeds"], ddof=1))
     assert json.loads(json.dumps(found.as_dict()))["knn"]["k"] == 5
     with pytest.raises(vitral.ConfigError, match="measure features"):
         vitral.evaluate(run, knn=5, temperature=True)

@@ -18,7 +18,7 @@ from studies.cell import build_network, run_cell
 from studies.pictures import on_canvas
 from studies.plan import Cell, Job, names, read_study
 from studies.report import _head, _table, picture_flops, training_flops
-from studies.run import main, run_job
+from studies.run import keep_to_one_data, main, run_job
 from vitral.data.sources import open_data
 from vitral.model.cost import count_cost
 
@@ -46,7 +46,7 @@ def test_the_table_says_what_is_missing() -> None:
     assert tflop == pytest.approx(3 * 63e6 * 64 * study.cells[0].settings["steps"] / 1e12, rel=0.05)
     assert lines[2] == f"| none | 51.00 ± 1.41 | 2 | 1,000 | {tflop:.2g} | 1 |"
     assert "An accuracy near 50 % of 21 test pictures has a 95 % interval of ± 21.4 points" in lines[-1]
-    assert lines[-1].endswith("2 for all cells and seeds, 1 on two cores.")
+    assert lines[-1].endswith("2 for all cells and seeds at that speed, 1 on two cores.")
     assert "not run yet" in lines[3]
 
 
@@ -207,6 +207,13 @@ def test_a_page_keeps_the_words_around_its_table(tmp_path: Path) -> None:
     (folder / "study.json").write_text(json.dumps(found))
     report.write_report(study, tmp_path, tmp_path / "results")
     assert page.read_text().count("not run yet") == 4  # it was trained with other settings than those of now
+
+
+def test_a_place_keeps_to_the_data_that_it_began_with(tmp_path: Path) -> None:
+    keep_to_one_data(tmp_path / "runs", "one")
+    keep_to_one_data(tmp_path / "runs", "one")
+    with pytest.raises(vitral.DataError, match="other data"):
+        keep_to_one_data(tmp_path / "runs", "another")
 
 
 @pytest.mark.parametrize(

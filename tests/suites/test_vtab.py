@@ -233,9 +233,11 @@ def test_other_data_in_a_tasks_place_are_named_so(tmp_path: Path) -> None:
     stand_in("camelyon", tmp_path, write_folders, each=20)
     model = vitral.create("vit-pico8", image_size=16, width=24, heads=3, depth=1, mlp_width=48)
     vitral.save(model, tmp_path / "model.safetensors")
-    *_, found = vitral.run_suite(
-        str(tmp_path / "model.safetensors"), tmp_path, steps=2, image_size=(16, 16), batch_size=8
+    first, *_, found = vitral.run_suite(
+        str(tmp_path / "model.safetensors"), tmp_path, epochs=1, image_size=(16, 16), batch_size=8
     )
+    assert isinstance(first, TaskProgress)
+    assert first.total < 100  # an epoch instead of the protocol's 2,500 steps
     assert isinstance(found, SuiteResult)
     assert [(task.task, task.stand_in) for task in found.tasks] == [("cifar100", "four-colours"), ("camelyon", None)]
     assert found.tasks[0].train_images == 40  # 36 and the 4 that were cut off
@@ -289,6 +291,8 @@ def test_a_name_that_is_missing_is_asked_for(tmp_path: Path) -> None:
         ({"image_size": 17}, "17"),
         ({"device": "cuda:77"}, "cuda"),
         ({"objective": "masked-patches"}, "objective is not for a suite to change"),
+        ({"selection": 0.1}, "selection is not for a suite to change"),
+        ({"epochs": 1}, "steps and epochs both say how long"),
         ({"from": "x"}, "from is not for a suite to change"),
     ],
 )

@@ -4,7 +4,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import mean, pstdev
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -295,7 +295,7 @@ def frozen(
     each = []
     for number in sorted(set(shots)):
         found = [few_shot(*both, shots=number, classes=classes, seed=seed) for seed in SEEDS]
-        each.append({"shots": number, "top1": mean(found), "spread": pstdev(found), "seeds": found})
+        each.append({"shots": number, "top1": mean(found), "spread": stdev(found), "seeds": found})
     if each:
         results["few_shot"] = {**each[-1], **({"each": each} if len(each) > 1 else {})}
     if k is not None:

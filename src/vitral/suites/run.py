@@ -20,7 +20,7 @@ from vitral.train.begin import train_settled
 from vitral.train.build import build_model
 from vitral.train.config import TrainConfig, as_settings, with_settings
 from vitral.train.events import Finished, Interrupted, Stepped
-from vitral.train.layers import flat
+from vitral.train.layers import flat, over
 from vitral.weights.load import peek
 
 PROTOCOL: dict[str, Any] = {
@@ -119,15 +119,16 @@ def run_suite(
     """Every task below ``place`` that is there; ``changes`` are settings that differ from the paper's protocol."""
     if not isinstance(model, str | Path) or not isinstance(place, str | Path):
         raise ConfigError("run_suite takes the path or the name of a model, and the folder of the tasks.")
-    if taken := sorted({"data", "from", "from_weights", "model", "objective", "val"} & changes.keys()):
+    if taken := sorted({"data", "from", "from_weights", "model", "objective", "selection", "val"} & changes.keys()):
         raise ConfigError(f"{taken[0]} is not for a suite to change.")
     model, folder = str(model), Path(place)
     found = find_tasks(folder)
     changes = flat(changes)
     if isinstance(side := changes.get("image_size"), int):
         changes["image_size"] = (side, side)
-    config = with_settings(None, {**PROTOCOL, **changes, "data": "", "from": model}, "vtab-1k")
-    usual = as_settings(with_settings(None, {**PROTOCOL, "data": "", "from": model}, "vtab-1k"))
+    protocol = with_settings(None, {**PROTOCOL, "data": "", "from": model}, "vtab-1k")
+    config = over(protocol, changes, "vtab-1k")  # epochs instead of steps, if asked for
+    usual = as_settings(protocol)
     # What is wrong for every task is told once, before the first.
     choose_device(config.device)
     build_model(replace(config, channels=peek(model).channels), classes=2)
