@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitral.model.patches import cut
 from vitral.model.vit import ViT
 from vitral.weights.dialects import huggingface, timm, torchvision
 from vitral.weights.rules import Rule
@@ -76,7 +77,7 @@ def in_naflex(model: ViT) -> nn.Module:
 
 def naflex_input(images: list[Tensor], model: ViT) -> dict[str, Tensor]:
     """What timm's collator gives: patches padded to the longest image, their coordinates, and which are real."""
-    patches = [model.patches.cut(image[None])[0] for image in images]
+    patches = [cut(image[None], model.patches.patch_hw).flatten(2)[0] for image in images]
     grids = [model.config.grid(*image.shape[1:]) for image in images]
     places = [torch.cartesian_prod(torch.arange(rows), torch.arange(columns)) for rows, columns in grids]
     lengths = torch.tensor([len(part) for part in patches])

@@ -13,6 +13,7 @@ from rich.text import Text
 from torch import Tensor
 
 import vitral
+from vitral.model.patches import cut
 
 
 def walk(model: vitral.ViT, image: Tensor) -> Iterator[tuple[str, str, Tensor]]:
@@ -22,9 +23,9 @@ def walk(model: vitral.ViT, image: Tensor) -> Iterator[tuple[str, str, Tensor]]:
     if model.patches.stem is not None:
         image = model.patches.stem(image)
         yield "a ResNet goes first", "feature map", image
-    cut = model.patches.cut(image)
-    yield "cut into flat patches", "x_p", cut
-    tokens = model.patches.project(cut)
+    patches = cut(image, model.patches.patch_hw).flatten(2)
+    yield "cut into flat patches", "x_p", patches
+    tokens = model.patches.project(patches)
     yield "each mapped to a token", "x_p E", tokens
     tokens = model.prepend_extras(tokens)
     yield "the class token goes first", "[x_class; x_p E]", tokens

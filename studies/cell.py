@@ -43,17 +43,18 @@ def run_cell(job: Job, data: str, place: Path) -> None:
     found = _untrained(settings, run) if cell.untrained else _trained(settings, pictures, run)
     found = {"cell": cell.name, **trained, **found}
     found["threads"] = torch.get_num_threads()
+    found["begins_as"] = cell.begins_as
     found["evaluations"] = cell.evaluations
     found["others"] = {name: measure(run, data, place, how) for name, how in cell.evaluations.items()}
     aside = run / "study.json.part"
-    aside.write_text(json.dumps(found, indent=1))
+    aside.write_text(json.dumps(found, indent=1), encoding="utf-8")
     aside.replace(run / "study.json")
 
 
 def _copy_of_another_study(trained: dict[str, Any], run: Path, place: Path) -> None:
     """If a finished run differs in nothing: most studies have the base itself as a cell."""
     for path in sorted(place.glob(f"*/*-seed{trained['seed']}/study.json")):
-        training = json.loads(path.read_text())["training"]
+        training = json.loads(path.read_text(encoding="utf-8"))["training"]
         if training == trained["training"] and not training["start"]:
             aside = run.with_name(f"{run.name}.part")
             shutil.rmtree(aside, ignore_errors=True)
@@ -73,7 +74,7 @@ def _trained(settings: dict[str, Any], data: str, run: Path) -> dict[str, Any]:
     *_, last = events
     if not isinstance(last, Finished):
         sys.exit(f"{run} was interrupted")
-    report = json.loads((run / "report.json").read_text())
+    report = json.loads((run / "report.json").read_text(encoding="utf-8"))
     kept = {"steps": report["steps"], "parameters": report["parameters"], "seconds": report["train_seconds"]}
     kept["images"] = last.held_out["images"]
     is_classifier = settings.get("objective", "classify") == "classify"  # others count colours, not pictures

@@ -37,14 +37,20 @@ class Cell:
     images: int | None = None
     canvas: int | None = None
     start: str | None = None
+    begins_as: dict[str, Any] | None = None
+    """How that one is trained."""
     untrained: bool = False
     line: str | None = None
     x: float | None = None
 
     @property
     def training(self) -> dict[str, Any]:
-        """All that decides what the network becomes, but the seed."""
+        """All that decides what the network becomes, but the seed and what it begins as."""
         return {name: getattr(self, name) for name in ("settings", "images", "canvas", "start", "untrained")}
+
+    def was_trained_so(self, found: dict[str, Any]) -> bool:
+        """Whether a finished cell (study.json) has these settings, and began with a network that had its own."""
+        return found["training"] == self.training and found.get("begins_as", self.begins_as) == self.begins_as
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,8 @@ def read_study(name: str) -> Study:
         evaluations = told.get("evaluations", {}) | cell.get("evaluations", {})
         kept = {key: cell[key] for key in OWN if key in cell}
         shared = base if "model" not in own else {key: base[key] for key in base if not key.startswith("network.")}
-        cells.append(Cell(settings=shared | flat(own), evaluations=evaluations, **kept))
+        begins_as = next((before.training for before in cells if before.name == cell.get("start")), None)
+        cells.append(Cell(settings=shared | flat(own), evaluations=evaluations, begins_as=begins_as, **kept))
     return Study(
         name=name,
         title=told["title"],

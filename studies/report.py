@@ -52,7 +52,7 @@ def write_report(study: Study, place: Path, results: Path) -> Path:
 def _results(study: Study, place: Path, cell: Cell) -> list[dict[str, Any]]:
     paths = (Job(study.name, cell, seed).folder(place) / "study.json" for seed in study.seeds)
     found = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()]
-    return [one for one in found if one["training"] == cell.training]  # others were trained before the settings changed
+    return [one for one in found if cell.was_trained_so(one)]  # others were trained before the settings changed
 
 
 def _head(study: Study) -> str:
@@ -80,8 +80,8 @@ def _table(study: Study, rows: dict[str, list[dict[str, Any]]]) -> str:
             *(_spread([one["others"].get(other) for one in found]) for other in others),
             str(len(found)),
             f"{found[0]['parameters']:,}",
-            f"{training_flops(cell) / 1e12:.2g}" if found[0]["steps"] else "-",
-            f"{_minutes(found):.2g}",
+            _rounded(training_flops(cell) / 1e12) if found[0]["steps"] else "-",
+            _rounded(_minutes(found)),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     ran = [one for found in rows.values() for one in found]
@@ -93,6 +93,10 @@ def _table(study: Study, rows: dict[str, list[dict[str, Any]]]) -> str:
         told = LEGEND.format(images=images, points=98 / sqrt(images), threads=threads, minutes=minutes)
         lines += ["", told[:-1] + f", {minutes / 2:.0f} on two cores." if is_one else told]
     return "\n".join(lines)
+
+
+def _rounded(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.2g}"
 
 
 def _minutes(found: list[dict[str, Any]]) -> float:
@@ -111,11 +115,12 @@ def training_flops(cell: Cell) -> float:
     """As the paper counts them: three forward passes for every picture of every step."""
     config = build_network(cell.settings)[0].config
     each = count_cost(config).forward_flops
-    if cell.settings.get("objective") == "masked-patches":  # its head answers for every patch
+    if cell.settings.get("objective") == "masked-patches":  # its head answers for those that are hidden
         assert isinstance(config, ViTConfig)
         how = {name.removeprefix("masking."): cell.settings[name] for name in cell.settings if "masking." in name}
         rows, columns = config.grid(*config.image_hw)
-        each += 2 * rows * columns * MaskedPatches(config, Masking(**how)).head.weight.numel()
+        masking = Masking(**how)
+        each += 2 * masking.number_of(rows * columns) * MaskedPatches(config, masking).head.weight.numel()
     return 3.0 * each * cell.settings["batch_size"] * cell.settings["steps"]
 
 

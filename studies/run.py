@@ -29,8 +29,8 @@ def run_job(job: Job, data: str, place: Path, threads: int, before: "Future[str]
         return f"failed: it begins with {job.cell.start!r}, which failed"
     result = job.folder(place) / "study.json"
     if result.is_file():
-        was = json.loads(result.read_text())
-        if was["training"] != job.cell.training:
+        was = json.loads(result.read_text(encoding="utf-8"))
+        if not job.cell.was_trained_so(was):
             return f"failed: {result.parent} has other settings; remove it"
         if was.get("evaluations", job.cell.evaluations) == job.cell.evaluations:
             return "was there"
@@ -38,11 +38,16 @@ def run_job(job: Job, data: str, place: Path, threads: int, before: "Future[str]
     words = [job.study, job.cell.name, str(job.seed), data, str(place)]
     start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "studies.cell", *words], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "studies.cell", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
     )
     if done.returncode:
         return f"failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}"
-    found: dict[str, Any] = json.loads(result.read_text())
+    found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     scores = {"top-1": found["top1"], **found["others"]}
     told = ", ".join(f"{name} {100 * value:.2f} %" for name, value in scores.items() if value is not None)
     return f"{told} after {(time.perf_counter() - start) / 60:.1f} minutes"

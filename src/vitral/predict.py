@@ -122,7 +122,7 @@ class Predictor:
     def _prepare(self, picture: Any) -> Tensor | Failure:
         """uint8 (C, H, W), as the network sees it."""
         how = self.ready.preprocess
-        convert = partial(prepare, preprocess=how, patch=self.ready.model.config.patch_hw)
+        convert = partial(prepare, preprocess=how, patch=self.ready.model.config.step_hw)
         try:
             if isinstance(picture, str | Path):
                 return convert(InFile(str(picture)).read()).contiguous()

@@ -7,6 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
+import vitral
+from tests.conftest import small_model
 from tests.data.pictures import encoded, photo
 from vitral import Preprocess
 from vitral.data.pixels import crop_and_resize, normalise, prepare, resized
@@ -42,6 +44,14 @@ def test_pad_keeps_the_aspect() -> None:
     assert (image[:, :12] == 5).all()
     assert (image[:, 12:20] == 200).all()
     assert (image[:, 20:] == 5).all()
+
+
+@pytest.mark.parametrize("patch", [1, 2, (1, 4)])
+def test_native_sizes_fit_behind_a_stem(patch: int | tuple[int, int]) -> None:
+    config = small_model(stem=vitral.ConvStem(widths=(8, 8)), patch_size=patch, image_size=32).config
+    for original in ((45, 61), (200, 304), (17, 90)):
+        size = resized(Preprocess(size=(64, 64), resize="native"), original, config.step_hw)
+        config.grid(*size)  # no DataError
 
 
 @pytest.mark.parametrize(("original", "expected"), [((50, 70), (48, 64)), ((5, 5), (16, 16)), ((400, 100), (128, 32))])

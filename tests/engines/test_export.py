@@ -7,6 +7,7 @@ the other tests switch on.
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,11 @@ from PIL import Image
 import vitral
 from tests.cli.typed import typed
 from tests.conftest import small_model
+from vitral.cli.export import name_of
 from vitral.engines import onnx
-from vitral.engines.export import FromPixels, answers_of, compare, export, notes_on, random_pixels
+from vitral.engines.export import FromPixels, answers_of, compare, describe, export, notes_on, random_pixels
 from vitral.weights.checkpoint import Checkpoint
+from vitral.weights.report import Report
 
 MODELS = """dict(
     token=small_model(representation=12),
@@ -35,6 +38,7 @@ PRELUDE = f"""
 import torch, vitral
 from pathlib import Path
 from tests.conftest import small_model
+from vitral.data.pixels import scale_and_shift
 from vitral.engines import onnx
 from vitral.engines.export import export
 from vitral.weights.checkpoint import Checkpoint
@@ -60,6 +64,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exported")
     told = run(f"""
 folder = Path({str(folder)!r})
+with torch.inference_mode():  # somebody has predicted before
+    scale_and_shift((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), torch.device("cpu"))
 for name, model in MODELS.items():
     vitral.save(checkpoint(model), folder / f"{{name}}.safetensors")
     assert export(checkpoint(model), folder / f"{{name}}.onnx", to="onnx").difference < 1e-5
@@ -136,6 +142,11 @@ def test_what_the_proof_says() -> None:
     taken = "The network takes pictures of any size, and this file only those of 24 x 16."
     assert [*notes_on(checkpoint, expected)] == [taken]
     assert "the head is not trained" in next(notes_on(checkpoint, expected[:1]))
+    guessed = replace(
+        checkpoint, report=Report(source="x", dialect="google", format="npz", assumed=("preprocessing: as usual",))
+    )
+    assert next(notes_on(guessed, expected)) == "assumed: preprocessing: as usual"
+    assert describe(guessed)["assumed"] == ["preprocessing: as usual"]
     torch.nn.init.constant_(checkpoint.model.head.weight, torch.inf)  # type: ignore[arg-type]
     with pytest.raises(vitral.WeightsError, match="no finite numbers"):
         answers_of(network, batches)
@@ -193,6 +204,9 @@ def test_wrong_use_is_told_before_any_work(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(vitral.VitralError, match=words):
             export(checkpoint, path, to=to)
     assert there.read_bytes() == b"mine"
+    (tmp_path / "blob").write_bytes(b"")
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blob")
+    assert name_of(str(tmp_path / "model.safetensors")) == "model"
     monkeypatch.setattr(onnx, "find_spec", lambda package: None)
     with pytest.raises(vitral.VitralError, match=r"needs onnxscript.*pip install 'vitral\[fast\]'"):
         export(checkpoint, tmp_path / "x.onnx", to="onnx")

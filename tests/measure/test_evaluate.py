@@ -211,6 +211,14 @@ def test_a_model_without_a_head_has_features_only(photos: Path) -> None:
     assert found.knn["top1"] > 0.6  # colours are in the features of any network
 
 
+def test_somebodys_model_stays_as_it_is(photos: Path) -> None:
+    model = small_model(num_classes=0).train()
+    before = {name: tensor.dtype for name, tensor in model.to(torch.bfloat16).state_dict().items()}
+    vitral.evaluate(Checkpoint(model=model, preprocess=default_preprocess(model)), photos, knn=3)
+    assert model.training
+    assert {name: tensor.dtype for name, tensor in model.state_dict().items()} == before
+
+
 def test_pictures_that_were_trained_on_are_never_measured_on(tmp_path: Path) -> None:
     """Also when others were added since: a hash of the names decides, so nobody changes sides."""
     data = class_folders(tmp_path / "data", {"red": 20, "green": 20}, size=(16, 16))

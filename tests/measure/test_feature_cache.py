@@ -60,6 +60,12 @@ def test_what_was_computed_is_found_again(cache: Path, data: Path, weights: Path
     assert sum(passes) == 80
 
 
+def test_a_few_shots_ask_for_a_few_pictures(data: Path, weights: Path, passes: list[int]) -> None:
+    few = evaluate(weights, data, few_shot=(1, 2), cache=False)
+    assert 16 + 4 < sum(passes) <= 16 + 12  # the test pictures, and at most two a class for each of three seeds
+    assert few.few_shot == evaluate(weights, data, few_shot=(1, 2), knn=3, cache=False).few_shot
+
+
 @pytest.mark.parametrize("change", ["weights", "picture", "size", "precision", "more pictures"])
 def test_what_changed_is_computed(
     cache: Path, data: Path, weights: Path, passes: list[int], change: str, tmp_path: Path

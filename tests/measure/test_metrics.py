@@ -52,6 +52,16 @@ def test_top5_of_three_classes_is_top3() -> None:
     assert score(logits, labels).top5 == 1.0
 
 
+def test_of_equal_logits_the_first_counts_everywhere() -> None:
+    logits, labels = (
+        torch.randint(0, 3, (2000, 10), generator=torch.Generator().manual_seed(0)),
+        torch.arange(2000) % 10,
+    )
+    found = score(logits.float(), labels)
+    assert found.top1 == (logits.argmax(1) == labels).double().mean().item()
+    assert found.top5 > found.top1
+
+
 def test_confusion_and_every_class_equal_scikit_learns() -> None:
     logits, labels = answers()
     labels[labels == 6] = 5  # a class that never is the truth

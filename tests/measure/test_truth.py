@@ -26,6 +26,17 @@ def test_names_that_the_model_does_not_know_are_never_an_order(tmp_path: Path) -
     assert numbers(tmp_path / "synsets.txt", ("n01", "n02")) == [1, 0]
 
 
+def test_names_with_commas(tmp_path: Path) -> None:
+    (tmp_path / "map.csv").write_text('n01,"tench, Tinca tinca"\n"tabby, cat",281\n\nn02,tench, Tinca tinca\n')
+    rows = [("n01", "tench, Tinca tinca"), ("tabby, cat", "281"), ("n02", "tench, Tinca tinca")]
+    assert read_label_map(tmp_path / "map.csv") == rows
+    (tmp_path / "map.tsv").write_text("one\ntwo, 2\n")
+    assert read_label_map(tmp_path / "map.tsv") == [("one", 0), ("two, 2", 1)]
+    (tmp_path / "long.csv").write_text("x" * 200_000)
+    with pytest.raises(DataError, match=r"long\.csv is no table: field larger"):
+        read_label_map(tmp_path / "long.csv")
+
+
 @pytest.mark.parametrize(
     ("name", "text"), [("map.csv", "cat,tabby\ndog,hound\ncat,hound\n"), ("map.json", '["cat", "cat"]')]
 )

@@ -48,6 +48,25 @@ def test_ours_in_timm(tmp_path: Path, images: torch.Tensor) -> None:
         assert (ours(images) - theirs(images)).abs().max() < 1e-5
 
 
+def test_other_depths_and_widths(tmp_path: Path) -> None:
+    mend_torchvision()
+    from timm.models.resnetv2 import _create_resnetv2_bit
+
+    theirs = _create_resnetv2_bit("resnetv2_50x1_bit", layers=[2, 1, 3, 1], width_factor=2, num_classes=7).eval()
+    randomise(theirs)
+    torch.save(theirs.state_dict(), tmp_path / "timm.pth")
+    ours = vitral.load(tmp_path / "timm.pth").model
+    assert isinstance(ours, vitral.BiT)
+    assert (ours.config.stages, ours.config.width_factor) == ((2, 1, 3, 1), 2)
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        assert (ours(images) - theirs(images)).abs().max() < 1e-5
+        vitral.save(ours, tmp_path / "google.npz", dialect="bit")
+        torch.nn.init.zeros_(theirs.stem.conv.weight)
+        theirs.load_pretrained(str(tmp_path / "google.npz"))
+        assert (ours(images) - theirs(images)).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("numbered", [False, True])
 def test_timms_in_ours(tmp_path: Path, images: torch.Tensor, numbered: bool) -> None:
     theirs = timm_model(7)
@@ -106,12 +125,14 @@ def test_the_head_and_channels_can_be_changed(tmp_path: Path) -> None:
 def test_a_list_is_each_picture_by_itself(images: torch.Tensor) -> None:
     model = vitral.create("bit-r26x1", num_classes=4).eval()
     randomise(model)
-    small = images[0, :, :33, :47]
-    together = model([images[0], small])
-    assert torch.allclose(together, torch.cat([model(images[:1]), model(small[None])]), atol=1e-6)
-    features = model.features([images[0], small])
-    assert [one.grid for one in features] == [(3, 2), (2, 2)]
+    several = [images[0], images[0, :, :33, :47], images[1], images[1, :, 5:38, :47]]  # two of each size
+    alone = [model(image[None]) for image in several]
+    assert torch.allclose(model(several), torch.cat(alone), atol=1e-6)
+    features = model.features(several)
+    assert [one.grid for one in features] == [(3, 2), (2, 2), (3, 2), (2, 2)]
     assert features[0].maps.shape == (1, 2048, 3, 2)
+    for image, found in zip(several, features, strict=True):
+        assert torch.allclose(found.pooled, model.features(image[None]).pooled, atol=1e-5)  # batches add otherwise
 
 
 def test_what_a_bit_is_not(tmp_path: Path) -> None:

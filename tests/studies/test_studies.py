@@ -58,9 +58,7 @@ def test_what_is_published_was_measured_with_the_settings_that_are_here(name: st
     for cell in study.cells:
         found = told["cells"][cell.name]
         assert tuple(one["seed"] for one in found) == study.seeds
-        assert all(
-            one["training"] == cell.training and one["others"].keys() == cell.evaluations.keys() for one in found
-        )
+        assert all(cell.was_trained_so(one) and one["others"].keys() == cell.evaluations.keys() for one in found)
     text = page.read_text()
     assert text.startswith(f"{_head(study)}{report.BEGIN}\n{_table(study, told['cells'])}")
     assert study.paper.strip() in text
@@ -70,8 +68,8 @@ def test_the_head_that_fills_in_is_counted() -> None:
     cells = {cell.name: cell for cell in read_study("masked-patches").cells}
     heads = {"mean colour": 512, "4x4 colours": 16 * 512, "pixels": 48}
     found = {name: training_flops(cells[name]) / (3 * 64 * 1200) for name in heads}
-    assert found["4x4 colours"] - found["pixels"] == 2 * 64 * 96 * (heads["4x4 colours"] - heads["pixels"])
-    assert found["mean colour"] - found["pixels"] == 2 * 64 * 96 * (heads["mean colour"] - heads["pixels"])
+    assert found["4x4 colours"] - found["pixels"] == 2 * 32 * 96 * (heads["4x4 colours"] - heads["pixels"])
+    assert found["mean colour"] - found["pixels"] == 2 * 32 * 96 * (heads["mean colour"] - heads["pixels"])
 
 
 def test_a_picture_of_more_tokens_costs_more() -> None:
@@ -128,7 +126,7 @@ def test_cells_are_trained_measured_and_not_trained_again(digits: Path, tmp_path
         "probe": {"few_shot": 10},
     }
     first = Job("x", Cell("first", SMALL, evaluations), 3)
-    then = Job("x", Cell("then", SMALL, images=50, start="first"), 3)
+    then = Job("x", Cell("then", SMALL, images=50, start="first", begins_as=first.cell.training), 3)
     fresh = Job("x", Cell("fresh", SMALL, {"10-NN": {"knn": 3}}, untrained=True), 3)
     for job in (first, then, fresh):
         run_cell(job, str(digits), tmp_path)
@@ -149,6 +147,10 @@ def test_cells_are_trained_measured_and_not_trained_again(digits: Path, tmp_path
     with pytest.raises(vitral.ConfigError, match="batch_size"):
         run_cell(replace(first, cell=replace(first.cell, settings=SMALL | {"batch_size": 16})), str(digits), tmp_path)
     assert "first-seed3" in (then.folder(tmp_path) / "config.toml").read_text()
+    found_then = json.loads((then.folder(tmp_path) / "study.json").read_text())
+    assert then.cell.was_trained_so(found_then)
+    longer = replace(then.cell, begins_as=replace(first.cell, settings=SMALL | {"steps": 4}).training)
+    assert not longer.was_trained_so(found_then)  # what it began with has changed since
     part = open_data(next((tmp_path / "data").glob("images50-*")))
     assert Counter(item.label for item in part.splits["train"]) == dict.fromkeys(range(10), 5)
     assert len(part.splits["test"]) == 50

@@ -276,6 +276,27 @@ def test_a_suite_that_is_left_tells_what_is_finished(tmp_path: Path) -> None:
     assert found.signal == signal.SIGTERM
 
 
+def test_what_is_finished_outlives_a_task_that_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("svhn", "camelyon"):
+        stand_in(name, tmp_path, write_folders, each=8)
+    model = vitral.create("vit-pico8", image_size=16, width=24, heads=3, depth=1, mlp_width=48)
+    vitral.save(model, tmp_path / "model.safetensors")
+    original = vitral.suites.run.train_settled  # type: ignore[attr-defined]
+
+    def full(config: Any, data: Any, out: Path) -> Any:
+        if out.name == "camelyon":
+            raise RuntimeError("can't allocate memory: you tried to allocate 177167400960 bytes\nand so on")
+        return original(config, data, out=out)
+
+    monkeypatch.setattr("vitral.suites.run.train_settled", full)
+    settings: dict[str, Any] = dict(steps=2, image_size=16, batch_size=8, accumulate=2)
+    *_, found = vitral.run_suite(tmp_path / "model.safetensors", tmp_path, **settings)
+    assert isinstance(found, SuiteResult)
+    assert [task.task for task in found.tasks] == ["svhn"]
+    assert found.failed == {"camelyon": "RuntimeError: can't allocate memory: you tried to allocate 177167400960 bytes"}
+    assert found.changed.keys() == {"steps", "image_size", "batch_size"}  # a batch in parts is the same batch
+
+
 def test_a_name_that_is_missing_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "pets=").mkdir()
     with pytest.raises(DataError, match="does not say what stands in the place of pets"):

@@ -1,5 +1,6 @@
 """Masked patch prediction (B.1.2): targets of hand-made patches, what is corrupted and how often, and the loss."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import vitral
 from vitral.errors import ConfigError
 from vitral.model.config import ViTConfig
 from vitral.model.vit import ViT
+from vitral.preprocess import Preprocess
+from vitral.train.filled_in import Painter, hatching
 from vitral.train.masked_patches import Corruption, MaskedPatches, colour_of, draw_corruption, quantise
 from vitral.train.masking import Masking
 
@@ -74,16 +77,17 @@ def test_how_much_is_corrupted(ratio: float) -> None:
     how = Masking(ratio=ratio)
     found = draw_corruption(4000, 16, how, torch.Generator().manual_seed(0))
     number = round(ratio * 16)
-    assert (found.chosen.sum(1) == number).all()  # in every picture
+    chosen = torch.zeros(4000, 16, dtype=torch.bool).scatter(1, found.asked, True)
+    assert (chosen.sum(1) == number).all()  # in every picture
     own = torch.arange(16).expand_as(found.source)
     swapped = found.source != own
     assert not (found.masked & swapped).any()
-    assert not ((found.masked | swapped) & ~found.chosen).any()
-    total = found.chosen.sum().item()
-    for seen, wanted in ((found.masked, 0.8), (swapped, 0.1), (found.chosen & ~found.masked & ~swapped, 0.1)):
+    assert not ((found.masked | swapped) & ~chosen).any()
+    total = chosen.sum().item()
+    for seen, wanted in ((found.masked, 0.8), (swapped, 0.1), (chosen & ~found.masked & ~swapped, 0.1)):
         deviation = (wanted * (1 - wanted) / total) ** 0.5
         assert seen.sum().item() / total == pytest.approx(wanted, abs=4 * deviation)
-    places = found.chosen.float().mean(0)
+    places = chosen.float().mean(0)
     assert (places - number / 16).abs().max() < 0.04  # everywhere alike
     further = (found.source - own)[swapped] % 16
     assert set(further.tolist()) == set(range(1, 16))  # any other patch, never its own
@@ -92,7 +96,7 @@ def test_how_much_is_corrupted(ratio: float) -> None:
 def test_the_same_seed_corrupts_alike() -> None:
     first, again, other = (draw_corruption(8, 16, Masking(), torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not torch.equal(first.chosen, other.chosen)
+    assert not torch.equal(first.asked, other.asked)
 
 
 def test_what_the_network_sees() -> None:
@@ -138,23 +142,25 @@ def test_without_corruption_its_head_sees_the_patches_of_the_network(fields: dic
     images = torch.randn(2, 3, 32, 32)
     patches = model.features(images).patches
     none = torch.zeros(patches.shape[:2], dtype=torch.bool)
-    nothing = Corruption(none, none, torch.arange(patches.shape[1]).expand(2, -1))
-    torch.testing.assert_close(objective.predict(model, images, nothing), objective.head(patches))
+    asked = torch.tensor([[0, 3, 15], [1, 2, 14]])
+    nothing = Corruption(asked, none, torch.arange(patches.shape[1]).expand(2, -1))
+    wanted = torch.stack([patches[0, asked[0]], patches[1, asked[1]]])
+    torch.testing.assert_close(objective.predict(model, images, nothing), objective.head(wanted))
 
 
 @pytest.mark.parametrize("target", ["mean-colour", "small-patch", "pixels"])
-def test_the_loss_is_that_of_the_corrupted_patches_alone(target: str) -> None:
+def test_the_loss_by_hand(target: str) -> None:
     torch.manual_seed(0)
     objective = MaskedPatches(config(), Masking(target=target))  # type: ignore[arg-type]
     torch.nn.init.normal_(objective.head.weight)
-    predictions = torch.randn(2, 16, objective.head.out_features)
+    predictions = torch.randn(2, 8, objective.head.out_features)
     pixels = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     truth = objective.targets(pixels, pixels.float() / 127.5 - 1)
-    chosen = draw_corruption(2, 16, Masking(), torch.Generator().manual_seed(0)).chosen
-    found = objective.loss(predictions, truth, chosen)
+    corruption = draw_corruption(2, 16, Masking(), torch.Generator().manual_seed(0))
+    found = objective.loss(predictions, corruption.of_asked(truth))
     by_hand = []
-    for picture, patch in chosen.nonzero().tolist():
-        row, wanted = predictions[picture, patch], truth[picture, patch]
+    for picture, number in product(range(2), range(8)):
+        row, wanted = predictions[picture, number], truth[picture, corruption.asked[picture, number]]
         if target == "pixels":
             by_hand.append((row - wanted).square().mean())
         elif target == "mean-colour":
@@ -162,9 +168,6 @@ def test_the_loss_is_that_of_the_corrupted_patches_alone(target: str) -> None:
         else:
             by_hand.append(F.nll_loss(row.view(16, 512).log_softmax(1), wanted))
     assert found == pytest.approx(torch.stack(by_hand).mean().item(), rel=1e-5)
-    moved = predictions.clone()
-    moved[~chosen] += 1
-    assert objective.loss(moved, truth, chosen) == found
 
 
 def test_with_a_stem_a_patch_is_what_a_token_stands_for() -> None:
@@ -206,3 +209,29 @@ def test_a_norm_that_waits_for_the_pooling_is_not_left_out() -> None:
     masking.predict(model, images, corruption).square().sum().backward()
     assert model.norm.weight.grad is not None
     assert model.norm.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("target", ["mean-colour", "small-patch", "pixels"])
+def test_what_is_painted(target: str) -> None:
+    """Four patches of one colour each; the second is masked, the third shows the fourth, and both are asked about."""
+    objective = MaskedPatches(config(image_size=16), Masking(target=target))  # type: ignore[arg-type]
+    colours = torch.tensor([[16, 16, 16], [240, 16, 16], [16, 240, 16], [16, 16, 240]], dtype=torch.uint8)
+    pixels = colours.T.reshape(1, 3, 2, 2).repeat_interleave(8, 2).repeat_interleave(8, 3)
+    preprocess = Preprocess(size=(16, 16), mean=(0.5, 0.4, 0.3), std=(0.5, 0.6, 0.7))
+    mean, std = (torch.tensor(part)[:, None, None] for part in (preprocess.mean, preprocess.std))
+    images = (pixels.float() / 255 - mean) / std
+    masked = torch.tensor([[False, True, False, False]])
+    corruption = Corruption(torch.tensor([[1, 2]]), masked, torch.tensor([[0, 1, 3, 3]]))
+    truth = corruption.of_asked(objective.targets(pixels, images))
+    answers = truth.flip(1) if target == "pixels" else F.one_hot(truth.flip(1), 512).flatten(2).float()
+    painter = Painter(objective, preprocess, (2, 2))
+    picture, seen, answer, true = painter.row(images[0], corruption, answers[0], truth[0])
+    whole = (colours / 255)[:, :, None, None].expand(4, 3, 8, 8)
+    near = dict(atol=1e-6 if target == "pixels" else 1 / 16, rtol=0)  # of eight bins the middle
+    torch.testing.assert_close(picture, whole, atol=1e-6, rtol=0)
+    torch.testing.assert_close(seen[[0, 2, 3]], whole[[0, 3, 3]], atol=1e-6, rtol=0)
+    assert torch.equal(seen[1], hatching(8, 8).expand(3, 8, 8))
+    torch.testing.assert_close(true[[1, 2]], whole[[1, 2]], **near)
+    torch.testing.assert_close(answer[[1, 2]], whole[[2, 1]], **near)
+    for column in (answer, true):
+        torch.testing.assert_close(column[[0, 3]], whole[[0, 3]] * 0.25 + 0.75, atol=1e-6, rtol=0)

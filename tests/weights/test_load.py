@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 import vitral
 from tests.conftest import small_model
 from vitral import Checkpoint, Preprocess, Report
+from vitral.model.patches import cut
 from vitral.weights.adapt import resample_kernel
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden"
@@ -132,10 +133,10 @@ def test_another_patch_size_answers_alike_on_enlarged_images(google: Path) -> No
     """FlexiViT's promise: enlarged patches times the enlarged kernel are what they were."""
     plain, larger = vitral.load(google), vitral.load(google, patch_size=8, image_size=32)
     images = torch.randn(2, 3, 16, 16)
-    small = plain.model.patches.cut(images).reshape(-1, 3, 4, 4)
+    small = cut(images, plain.model.patches.patch_hw).flatten(0, 1)
     patches = torch.nn.functional.interpolate(small, scale_factor=2, mode="bilinear")
     kernel = larger.model.patches.project.weight
-    expected = plain.model.patches.cut(images).flatten(0, 1) @ plain.model.patches.project.weight.T
+    expected = small.flatten(1) @ plain.model.patches.project.weight.T
     torch.testing.assert_close(patches.flatten(1) @ kernel.T, expected, atol=1e-5, rtol=0)
     assert "8 x 8" in report_of(larger).resized["embedding/kernel"]
     smaller = resample_kernel(torch.randn(5, 3, 8, 8), (4, 4))

@@ -24,6 +24,9 @@ def evaluate(
     steps: Annotated[
         int | None, WHOLE, Parameter(help="Of each task of a suite; by default the paper's 2,500.")
     ] = None,
+    accumulate: Annotated[
+        int | None, WHOLE, Parameter(help="Of a suite: parts that a batch is computed in, which saves memory.")
+    ] = None,
     against: Annotated[str | None, Parameter(help="Another model, on the same pictures.")] = None,
     temperature: Annotated[bool, Parameter(help="Also calibrate by temperature scaling.", negative="")] = False,
     label_map: Annotated[Path | None, Parameter(help="A file: the data's class, the model's label.")] = None,
@@ -56,11 +59,12 @@ def evaluate(
         others = {"few-shot": few_shot, "knn": knn, "against": against, "label-map": label_map, "real": real}
         refuse_beside_suite({**others, "temperature": temperature, "no-cache": not cache})
         asked = {"steps": steps, "batch_size": batch_size, "image_size": parse_size(image_size)}
-        asked |= {"device": device, "precision": precision, "workers": workers}
+        asked |= {"device": device, "precision": precision, "workers": workers, "accumulate": accumulate}
         evaluate_suite(run, data, {name: value for name, value in asked.items() if value is not None}, format)
         return
-    if steps is not None:
-        raise ConfigError("--steps is for a suite, and there is no --suite.")
+    for name, value in (("steps", steps), ("accumulate", accumulate)):
+        if value is not None:
+            raise ConfigError(f"--{name} is for a suite, and there is no --suite.")
     from vitral.measure.evaluate import evaluating
     from vitral.show.evaluation import show_evaluation
     from vitral.show.progress import with_progress

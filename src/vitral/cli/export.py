@@ -1,5 +1,6 @@
 """``vitral export``: a file that other programs run, and the proof that it answers the same."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -48,5 +49,5 @@ def export(
 
 def name_of(run: str) -> str:
     """runs/photos -> photos, vit.safetensors -> vit, hf:google/vit -> vit."""
-    path = Path(run.removeprefix("hf:")).resolve()
+    path = Path(os.path.abspath(run.removeprefix("hf:").removesuffix(":img")))  # not what a link of a cache points to
     return path.stem if path.is_file() else path.name

@@ -25,7 +25,7 @@ def prepare(
 ) -> Tensor:
     """A file's bytes, or pixels (H, W, C), as uint8 (C, height, width) by the policy of the preprocessing.
 
-    ``patch`` is what native sizes are rounded to."""
+    ``patch`` is what native sizes are rounded to (step_hw of a network's config)."""
     if isinstance(content, bytes):
         header = read_header(content, limits)
         size = resized(preprocess, (header.height, header.width), patch)
@@ -130,5 +130,6 @@ def normalise(images: Tensor, preprocess: Preprocess) -> Tensor:
 
 @lru_cache(maxsize=32)
 def scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    means, deviations = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (mean, std))
-    return (1 / (255 * deviations)).float().to(device), (-means / deviations).float().to(device)
+    with torch.inference_mode(False):  # kept, so they must serve training too
+        means, deviations = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (mean, std))
+        return (1 / (255 * deviations)).float().to(device), (-means / deviations).float().to(device)

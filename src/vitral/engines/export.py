@@ -73,8 +73,8 @@ class FromPixels(nn.Module):
         super().__init__()
         self.model = model
         scale, shift = scale_and_shift(preprocess.mean, preprocess.std, torch.device("cpu"))
-        self.register_buffer("scale", scale)
-        self.register_buffer("shift", shift)
+        self.register_buffer("scale", scale.clone())
+        self.register_buffer("shift", shift.clone())
 
     def forward(self, images: Tensor) -> Tensor:
         return self.model(images.to(torch.float32) * self.scale + self.shift)
@@ -120,7 +120,7 @@ def check_target(to: str, path: str | Path, overwrite: bool) -> Target:
         raise WeightsError(f"{path} is a folder, and a file should be written there.")
     if path.suffix != f".{to}":
         raise ConfigError(f"{path} must be the name of a file that ends in .{to}.")
-    for there in (path, beside(path)):
+    for there in (path, beside(path)) if to == "onnx" else (path,):
         if os.path.lexists(there) and not overwrite:
             raise WeightsError(f"{there} exists, and nothing is overwritten by accident.", hint="Give --overwrite.")
     if not path.parent.is_dir():
@@ -141,9 +141,11 @@ def written_aside(path: Path, to: str) -> Iterator[Path]:
         path = path.resolve()  # a link stays, and what it points to is replaced
         with TemporaryDirectory(prefix=".export-", dir=path.parent, ignore_cleanup_errors=True) as folder:
             yield Path(folder) / path.name
-            beside(path).unlink(missing_ok=True)
-            for written in sorted(Path(folder).iterdir(), reverse=True):  # the numbers before the network
+            made = sorted(Path(folder).iterdir(), reverse=True)  # the numbers before the network
+            for written in made:
                 written.replace(path.with_name(written.name))
+            if to == "onnx" and len(made) == 1:  # the numbers of one that was there before
+                beside(path).unlink(missing_ok=True)
     except VitralError:
         raise
     except OSError as error:
@@ -160,7 +162,13 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "preprocess": checkpoint.preprocess.as_dict(),
         "labels": checkpoint.labels,
         "multi_label": checkpoint.multi_label,
+        "assumed": list(assumptions(checkpoint)),
     }
+
+
+def assumptions(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """What the weights' file did not tell."""
+    return checkpoint.report.assumed if checkpoint.report is not None else ()
 
 
 def random_pixels(checkpoint: Checkpoint, count: int) -> Tensor:
@@ -196,6 +204,7 @@ def compare(ask: Callable[[np.ndarray], np.ndarray], batches: Sequence[Tensor], 
 
 def notes_on(checkpoint: Checkpoint, answers: np.ndarray) -> Iterator[str]:
     config = checkpoint.model.config
+    yield from (f"assumed: {said}" for said in assumptions(checkpoint))
     if not np.ptp(answers, axis=0).any():
         yield "All pictures get the same answer, since the head is not trained: the comparison says nothing."
     if not config.num_classes:

@@ -8,6 +8,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitral.data.items import Dataset, Item
 from vitral.data.loader import Loader, Pictures
@@ -17,7 +18,7 @@ from vitral.data.splits import A_FIFTH, SELECTION, own_held_out, settle_splits
 from vitral.errors import ConfigError, DataError
 from vitral.measure import feature_cache
 from vitral.measure.evaluation import Evaluation, of_features, summarise
-from vitral.measure.few_shot import few_shot, neighbours
+from vitral.measure.few_shot import choose_shots, few_shot, neighbours
 from vitral.measure.metrics import compare
 from vitral.measure.predictions import Gathered, finished, gather
 from vitral.measure.ready import Ready, make_ready
@@ -179,7 +180,8 @@ def measure_answers(ready: Ready, asked: Asked, how: Options) -> Iterator[Progre
     if other is not None:
         others = yield from ask(other, asked, how)
         other.check_finite(others.rows)
-        found = replace(found, against=difference(answers, others, ready, other, str(how.against)))
+        name = "a Checkpoint" if isinstance(how.against, Checkpoint) else str(how.against)
+        found = replace(found, against=difference(answers, others, ready, other, name))
     yield found
 
 
@@ -204,7 +206,7 @@ def ask(ready: Ready, asked: Asked, how: Options) -> Generator[Progress, None, G
 
 def make_loader(ready: Ready, items: Sequence[Item], data: Dataset, how: Options) -> Loader:
     return Loader(
-        pictures=Pictures(items, ready.preprocess, patch=ready.model.config.patch_hw),
+        pictures=Pictures(items, ready.preprocess, patch=ready.model.config.step_hw),
         batch_size=how.batch_size,
         classes=len(ready.labels),
         multi_label=data.multi_label,
@@ -254,9 +256,14 @@ def measure_features(ready: Ready, asked: Asked, how: Options) -> Iterator[Progr
         raise ConfigError("few_shot and knn need one label a picture, and these data have several.")
     if not asked.train:
         raise DataError("few_shot and knn learn from a train split, and these data have none.")
+    labels = torch.tensor([item.label for item in asked.train])
+    notes = tuple(_few(labels, asked.data.classes, how.shots))
+    wanted = torch.arange(len(labels))
+    if how.knn is None:  # nothing is asked of the others
+        wanted = torch.cat([choose_shots(labels, max(how.shots), seed) for seed in SEEDS]).unique()
     found, computed, seconds = [], 0, 0.0
     model = feature_cache.digest_of(ready) if how.cache else None
-    for items in (asked.train, asked.held_out):
+    for items in ([asked.train[place] for place in wanted.tolist()], asked.held_out):
         start, key = time.perf_counter(), None if model is None else feature_cache.key_of(model, items)
         features = None if key is None else feature_cache.read(key, items)
         if features is None:
@@ -266,16 +273,19 @@ def measure_features(ready: Ready, asked: Asked, how: Options) -> Iterator[Progr
                 feature_cache.keep(key, features)
             computed, seconds = computed + len(items), seconds + time.perf_counter() - start
         found.append(features)
-    notes = tuple(_few(found[0], asked.data.classes, how.shots))
-    baseline = frozen(found[0], found[1], len(asked.data.classes), shots=how.shots, k=how.knn)
+    rows = torch.full_like(labels, -1)
+    rows[wanted[found[0].order]] = torch.arange(len(found[0].order))
+    baseline = frozen(
+        found[0], found[1], len(asked.data.classes), shots=how.shots, k=how.knn, of_all=OfAll(labels=labels, rows=rows)
+    )
     unreadable = found[0].unreadable + found[1].unreadable
     speed = computed / seconds if computed else None
     yield replace(of_features(baseline, found[1], unreadable, images_per_second=speed), notes=notes)
 
 
-def _few(train: Gathered, classes: Sequence[str], shots: Sequence[int]) -> Iterator[str]:
+def _few(labels: Tensor, classes: Sequence[str], shots: Sequence[int]) -> Iterator[str]:
     """What to say where a class has fewer pictures than were asked for; ConfigError where none has as many."""
-    counts = train.labels.bincount(minlength=len(classes)).tolist()
+    counts = labels.bincount(minlength=len(classes)).tolist()
     if shots and min(shots) > max(counts):
         raise ConfigError(
             f"few_shot={min(shots)} must be at most {max(counts)}, the number of pictures of the largest class."
@@ -285,19 +295,33 @@ def _few(train: Gathered, classes: Sequence[str], shots: Sequence[int]) -> Itera
         yield f"not all classes have {most} training pictures: {', '.join(fewer[:5])}{', ...' if fewer[5:] else ''}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class OfAll:
+    """The pictures that a few were chosen from."""
+
+    labels: Tensor
+    rows: Tensor
+    """Where the features of each are; -1: nowhere."""
+
+
 def frozen(
-    train: Gathered, test: Gathered, classes: int, *, shots: Sequence[int], k: int | None
+    train: Gathered, test: Gathered, classes: int, *, shots: Sequence[int], k: int | None, of_all: OfAll | None = None
 ) -> dict[str, dict[str, Any]]:
     """What features are worth: few_shot over three seeds, knn. Of several numbers of shots, the largest stands for
     them, and ``each`` holds all."""
-    both = (train.rows, train.labels, test.rows, test.labels)
+    of_all = of_all or OfAll(labels=train.labels, rows=torch.arange(len(train.rows)))
     results: dict[str, dict[str, Any]] = {}
     each = []
     for number in sorted(set(shots)):
-        found = [few_shot(*both, shots=number, classes=classes, seed=seed) for seed in SEEDS]
+        found = []
+        for seed in SEEDS:
+            rows = of_all.rows[choose_shots(of_all.labels, number, seed)]
+            rows = rows[rows >= 0]
+            found.append(few_shot(train.rows[rows], train.labels[rows], test.rows, test.labels, classes=classes))
         each.append({"shots": number, "top1": mean(found), "spread": stdev(found), "seeds": found})
     if each:
         results["few_shot"] = {**each[-1], **({"each": each} if len(each) > 1 else {})}
     if k is not None:
+        both = (train.rows, train.labels, test.rows, test.labels)
         results["knn"] = {"k": k, "top1": neighbours(*both, k=k, classes=classes)}
     return results

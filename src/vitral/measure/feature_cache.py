@@ -32,10 +32,10 @@ def cache_folder() -> Path:
     if told := os.environ.get("VITRAL_CACHE"):
         return Path(told) / "features"
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "vitral" / "features"
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home()) / "vitral" / "features"
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "vitral" / "features"
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "vitral" / "features"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitral" / "features"
 
 
 def digest_of(ready: Ready) -> "hashlib._Hash":
@@ -72,8 +72,8 @@ def _state_of(path: str) -> str:
 
 def read(key: str, items: Sequence[Item]) -> Gathered | None:
     """What was kept; None where there is nothing, or it is damaged."""
-    path = cache_folder() / f"{key}.npz"
     try:
+        path = cache_folder() / f"{key}.npz"
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             rows, labels, order = (torch.from_numpy(arrays[name]) for name in ("rows", "labels", "order"))
             unreadable = tuple((str(name), str(why)) for name, why in arrays["unreadable"].reshape(-1, 2))
@@ -101,7 +101,10 @@ def keep(key: str, found: Gathered) -> None:
     """Where they have room: larger ones are computed again."""
     if found.rows.nbytes > LARGEST:
         return
-    folder = cache_folder()
+    try:
+        folder = cache_folder()
+    except RuntimeError:  # somebody without a home
+        return
     path, aside = folder / f"{key}.npz", folder / f"{key}.{os.getpid()}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -12,20 +12,16 @@ L2, BIAS, EPSILON = 2.0**10, 100.0, 1e-5
 _CELLS = 2**26  # of a table of distances that is in memory at a time
 
 
-def few_shot(
-    train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor, *, shots: int, classes: int, seed: int = 0
-) -> float:
-    """Top-1 of a ridge regression from the features of ``shots`` pictures a class to targets of -1 and 1."""
-    if shots < 1:
-        raise ConfigError(f"few_shot={shots} must be at least 1.")
-    chosen = choose_shots(train_labels, shots, seed)
-    weights = fit_ridge(_whitened(train[chosen], train[chosen]), _targets(train_labels[chosen], classes))
-    answers = (_whitened(test, train[chosen]) @ weights).argmax(1)
+def few_shot(train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor, *, classes: int) -> float:
+    """Top-1 of a ridge regression from the features of a few pictures to targets of -1 and 1."""
+    weights = fit_ridge(_whitened(train, train), _targets(train_labels, classes))
+    answers = (_whitened(test, train) @ weights).argmax(1)
     return (answers == test_labels).double().mean().item()
 
 
 def choose_shots(labels: Tensor, shots: int, seed: int) -> Tensor:
-    """The first few of each class, after a shuffle by the seed; all, where a class has fewer."""
+    """The first few of each class, after a shuffle by the seed, so that fewer are a part of more; all of a class that
+    has not as many."""
     random = np.random.default_rng(seed)
     chosen = []
     for label in labels.unique().tolist():

@@ -2,7 +2,7 @@
 fractions go from 0 to 1."""
 
 from dataclasses import dataclass
-from math import isnan, nan, sqrt
+from math import exp, isnan, nan, sqrt
 from typing import Any
 
 import torch
@@ -35,7 +35,8 @@ def score(logits: Tensor, labels: Tensor) -> Scores:
     images, classes = logits.shape
     if not images:
         return Scores(images=0, loss=nan, top1=nan, top5=nan)
-    order = logits.topk(min(5, classes), dim=1).indices
+    # The first of several largest, as everywhere; topk may take any of them.
+    order = torch.cat([logits.argmax(1, keepdim=True), logits.topk(min(5, classes), dim=1).indices], dim=1)
     if labels.ndim == 1:
         hits = order == labels[:, None]
         loss = F.cross_entropy(logits.double(), labels)
@@ -148,11 +149,22 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     logits = logits.double()
     low, high = -5.0, 5.0  # of the temperature's logarithm; the loss is convex in 1 / temperature
     golden = (sqrt(5) - 1) / 2
-    for _ in range(60):
-        left, right = high - golden * (high - low), low + golden * (high - low)
-        losses = [F.cross_entropy(logits / torch.tensor(place).exp(), labels).item() for place in (left, right)]
-        low, high = (low, right) if losses[0] < losses[1] else (left, high)
-    return torch.tensor((low + high) / 2).exp().item()
+
+    def loss_at(place: float) -> float:
+        return F.cross_entropy(logits / exp(place), labels).item()
+
+    left, right = high - golden * (high - low), low + golden * (high - low)
+    at_left, at_right = loss_at(left), loss_at(right)
+    for _ in range(40):  # each keeps 0.618 of what is left, and needs one new place
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - golden * (high - low)
+            at_left = loss_at(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + golden * (high - low)
+            at_right = loss_at(right)
+    return exp((low + high) / 2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

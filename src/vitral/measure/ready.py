@@ -95,10 +95,9 @@ def to_device(images: Images, preprocess: Preprocess, device: torch.device) -> I
     return [normalise(image.to(device), preprocess) for image in images]
 
 
-def in_float32(model: Network) -> Network:
-    """The model itself, or a copy of one that has other numbers."""
-    is_float32 = all(tensor.dtype == torch.float32 for tensor in model.parameters())
-    return model if is_float32 else deepcopy(model).float()
+def answers_as_it_is(model: Network, device: torch.device) -> bool:
+    is_there = all(tensor.dtype == torch.float32 and tensor.device == device for tensor in model.parameters())
+    return is_there and not model.training
 
 
 def make_ready(
@@ -116,9 +115,11 @@ def make_ready(
         raise ConfigError(f"precision={precision!r} must be float32, bfloat16 or float16.")
     place = torch.device(choose_device(device).value)
     checkpoint, run = open_checkpoint(source, image_size)
-    classes = checkpoint.model.config.num_classes
+    model, classes = checkpoint.model, checkpoint.model.config.num_classes
+    if isinstance(source, Checkpoint) and not answers_as_it_is(model, place):
+        model = deepcopy(model)  # somebody's, who may be in the middle of training it
     return Ready(
-        model=in_float32(checkpoint.model).eval().to(place),
+        model=model.float().eval().to(place),
         preprocess=checkpoint.preprocess,
         labels=checkpoint.labels or tuple(str(number) for number in range(classes)),
         has_names=checkpoint.labels is not None,

@@ -1,8 +1,10 @@
 """Which logit is the truth: between the classes of a dataset and the labels of a model, with a map where their names
 differ, and several truths a picture where somebody has labelled them anew (ReaL)."""
 
+import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +15,8 @@ from vitral.errors import DataError
 
 
 def read_label_map(path: Path) -> list[tuple[str, str | int]]:
-    """(class, label or number of the logit): a JSON object or list, or lines of "class label" (.csv: "class,label").
-    With one word a line the number of the line counts."""
+    """(class, label or number of the logit): a JSON object or list, or lines of "class label" (.csv: "class,label", in
+    quotation marks where a name has a comma). With one word a line the number of the line counts."""
     text = _read(path)
     if path.suffix.lower() == ".json":
         told = _parse(text, path)
@@ -25,9 +27,13 @@ def read_label_map(path: Path) -> list[tuple[str, str | int]]:
         return list(told.items())
     between = {".csv": ",", ".tsv": "\t"}.get(path.suffix.lower())
     rows: list[tuple[str, str | int]] = []
-    for line in filter(None, map(str.strip, text.splitlines())):
-        name, *label = (word.strip() for word in line.split(between, maxsplit=1))
-        rows.append((name, label[0] if label else len(rows)))
+    lines = list(filter(str.strip, text.splitlines()))
+    try:
+        split = csv.reader(lines, delimiter=between) if between else (line.split(maxsplit=1) for line in lines)
+        for name, *label in split:
+            rows.append((name.strip(), (between or " ").join(label).strip() if label else len(rows)))
+    except csv.Error as error:
+        raise DataError(f"{path} is no table: {error}.") from error
     return rows
 
 
@@ -40,12 +46,12 @@ def renumber(
     label_map: Path | None = None,
 ) -> tuple[Item, ...]:
     """The items, with the numbers of the model's logits for labels."""
+    places = _places(labels)
     if label_map is not None:
         numbers = _by_map(classes, labels, label_map)
     elif list(classes) == list(labels):
         return tuple(items)
-    elif has_names and all(labels.count(name) == 1 for name in classes):
-        places = {name: number for number, name in enumerate(labels)}
+    elif has_names and all(map(places.__contains__, classes)):
         numbers = [places[name] for name in classes]
     elif len(classes) == len(labels) and (not has_names or are_numbers(classes)):
         numbers = list(range(len(classes)))
@@ -55,6 +61,12 @@ def renumber(
             hint="Give --label-map: a file with lines of the data's class and the model's label.",
         )
     return tuple(replace(item, label=_renumbered(item.label, numbers)) for item in items)
+
+
+def _places(labels: Sequence[str]) -> dict[str, int]:
+    """Of the labels that no other is called as."""
+    times = Counter(labels)
+    return {name: number for number, name in enumerate(labels) if times[name] == 1}
 
 
 def _misfit(classes: Sequence[str], labels: tuple[str, ...], *, has_names: bool) -> str:
@@ -72,7 +84,8 @@ def are_numbers(classes: Sequence[str]) -> bool:
 
 def _by_map(classes: Sequence[str], labels: tuple[str, ...], path: Path) -> list[int]:
     rows = read_label_map(path)
-    numbers = [_number_of(label, labels) for _, label in rows]
+    places = _places(labels)
+    numbers = [_number_of(label, places, len(labels)) for _, label in rows]
     are_synsets = all(re.fullmatch("n[0-9]+", name) for name, _ in rows)
     if are_synsets and len(rows) == len(labels) and all(number is None for number in numbers):
         numbers = list(range(len(rows)))  # ImageNet's list of synsets and their descriptions, in the model's order
@@ -90,12 +103,12 @@ def _by_map(classes: Sequence[str], labels: tuple[str, ...], path: Path) -> list
     return [found[name] for name in classes]
 
 
-def _number_of(label: str | int, labels: Sequence[str]) -> int | None:
+def _number_of(label: str | int, places: dict[str, int], most: int) -> int | None:
     """Of a label that is a name, or the number itself."""
-    if isinstance(label, str) and labels.count(label) == 1:
-        return labels.index(label)
+    if isinstance(label, str) and label in places:
+        return places[label]
     number = int(label) if isinstance(label, int) or re.fullmatch(r"[0-9]{1,9}", label) else -1
-    return number if 0 <= number < len(labels) else None
+    return number if 0 <= number < most else None
 
 
 def _renumbered(label: int | tuple[int, ...], numbers: Sequence[int]) -> int | tuple[int, ...]:

@@ -20,7 +20,7 @@ from vitral.model.bit_config import BiTConfig
 from vitral.model.features import Features
 from vitral.model.initialise import Linear, constant_, initialise, lecun_normal_
 from vitral.model.layers import ByLayer
-from vitral.model.packing import check_images, check_list
+from vitral.model.packing import check_images, stack_by_size
 
 Images = Float[Tensor, "B C H W"] | Sequence[Float[Tensor, "C _ _"]]
 Maps = Float[Tensor, "B _ _ _"]
@@ -46,8 +46,9 @@ class BiT(nn.Module):
     def forward(self, images: Images) -> Float[Tensor, "B K"]:
         """(B, C, H, W), or a list of (C, H, W) of any sizes -> logits (B, K)."""
         if not isinstance(images, Tensor):
-            check_list(images, self.config.channels, self.root.weight)
-            return torch.cat([self.forward(image[None]) for image in images])
+            stacks, order = stack_by_size(images, self.config, self.root.weight)
+            logits = torch.cat([self.forward(stack) for stack in stacks])
+            return logits[torch.tensor(order, device=logits.device).argsort()]
         return self.head(self.encode(images).mean(dim=(2, 3)))
 
     def encode(self, images: Float[Tensor, "B C H W"]) -> Maps:
@@ -65,16 +66,19 @@ class BiT(nn.Module):
         if layers not in ((), []):
             raise ConfigError(f"layers={layers!r}: a BiT has no layers of tokens, only its last feature map.")
         if not isinstance(images, Tensor):
-            check_list(images, self.config.channels, self.root.weight)
-            return [self.features(image[None]) for image in images]
-        maps = self.encode(images)
-        patches = maps.flatten(2).mT  # (B, D, rows, columns) -> (B, N, D)
-        none = patches[:, :0]
-        grid = (maps.shape[2], maps.shape[3])
-        pooled = maps.mean(dim=(2, 3))
-        return Features(
-            cls=None, registers=none, patches=patches, grid=grid, pooled=pooled, layers=ByLayer({}, depth=0)
-        )
+            stacks, order = stack_by_size(images, self.config, self.root.weight)
+            found = dict(zip(order, (one for stack in stacks for one in self.encode(stack)), strict=True))
+            return [as_features(found[number][None]) for number in range(len(order))]
+        return as_features(self.encode(images))
+
+
+def as_features(maps: Maps) -> Features:
+    """The cells of the feature map as patches, and their mean."""
+    patches = maps.flatten(2).mT  # (B, D, rows, columns) -> (B, N, D)
+    none = patches[:, :0]
+    grid = (maps.shape[2], maps.shape[3])
+    pooled = maps.mean(dim=(2, 3))
+    return Features(cls=None, registers=none, patches=patches, grid=grid, pooled=pooled, layers=ByLayer({}, depth=0))
 
 
 class Unit(nn.Module):

@@ -1,9 +1,9 @@
 """BiTConfig: the paper's CNN baseline as one frozen, checked description. It needs no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from vitral.errors import ConfigError
-from vitral.model.config import Size, is_whole
+from vitral.model.config import MOST_CHANNELS, Size, is_number, is_whole, pair, plain
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,9 +24,8 @@ class BiTConfig:
     """Initial bias of the head."""
 
     def __post_init__(self) -> None:
-        for name in ("stages", "image_size"):
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+        for field in fields(self):
+            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
         if not isinstance(self.stages, tuple) or len(self.stages) != 4 or not all(is_whole(n, 1) for n in self.stages):
             raise ConfigError(f"stages={self.stages!r} must be four whole numbers of at least 1.")
         for name, least in (("width_factor", 1), ("channels", 1), ("num_classes", 0)):
@@ -34,15 +33,19 @@ class BiTConfig:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be a whole number of at least {least}.")
         if len(self.image_hw) != 2 or not all(is_whole(side, 1) for side in self.image_hw):
             raise ConfigError(f"image_size={self.image_size!r} must be a whole number or (height, width).")
-        if isinstance(self.head_bias, bool) or not isinstance(self.head_bias, int | float):
+        if self.channels > MOST_CHANNELS:
+            raise ConfigError(f"channels={self.channels} must be at most {MOST_CHANNELS}.")
+        if not is_number(self.head_bias):
             raise ConfigError(f"head_bias={self.head_bias!r} must be a number.")
+        if self.num_classes == 0 and self.head_bias:
+            raise ConfigError(f"num_classes=0 leaves the head off, so head_bias={self.head_bias} has no meaning.")
 
     @property
     def image_hw(self) -> tuple[int, int]:
-        return self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
+        return pair(self.image_size)
 
     @property
-    def patch_hw(self) -> tuple[int, int]:
+    def step_hw(self) -> tuple[int, int]:
         """Pictures of any size fit."""
         return 1, 1
 

@@ -150,7 +150,7 @@ class ViTConfig:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            object.__setattr__(self, field.name, _plain(getattr(self, field.name)))
+            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
         self._check_choices()
         self._check_numbers()
         self._check_combinations()
@@ -161,11 +161,11 @@ class ViTConfig:
 
     @property
     def image_hw(self) -> tuple[int, int]:
-        return _pair(self.image_size)
+        return pair(self.image_size)
 
     @property
     def patch_hw(self) -> tuple[int, int]:
-        return _pair(self.patch_size)
+        return pair(self.patch_size)
 
     @property
     def head_dim(self) -> int:
@@ -195,16 +195,26 @@ class ViTConfig:
     @property
     def table_grid(self) -> tuple[int, int]:
         """The grid that the positions were learnt on."""
-        return self.grid(*self.image_hw) if self.position_grid is None else _pair(self.position_grid)
+        return self.grid(*self.image_hw) if self.position_grid is None else pair(self.position_grid)
 
     @property
     def patch_channels(self) -> int:
         return self.channels if self.stem is None else self.stem.out_channels
 
+    @property
+    def shrink(self) -> int:
+        """How many times smaller than the image the stem's output is."""
+        return 1 if self.stem is None else 2**self.stem.halvings
+
+    @property
+    def step_hw(self) -> tuple[int, int]:
+        """Images whose sides are multiples of it can be cut into patches; behind a stem, single cells always can."""
+        height, width = (side if side == 1 else side * self.shrink for side in self.patch_hw)
+        return height, width
+
     def feature_map(self, height: int, width: int) -> tuple[int, int]:
         """What is cut into patches: the image itself, or the stem's output."""
-        shrink = 1 if self.stem is None else 2**self.stem.halvings
-        return -(-height // shrink), -(-width // shrink)  # every halving rounds up
+        return -(-height // self.shrink), -(-width // self.shrink)  # every halving rounds up
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """(rows, columns) of patches in an image of this size; DataError when it does not divide."""
@@ -220,10 +230,9 @@ class ViTConfig:
         seen = f"An image of {height} x {width} pixels (height x width)"
         if self.stem is not None:
             seen += f" gives a feature map of {map_h} x {map_w}, which"
-        step = 1 if self.stem is None else 2**self.stem.halvings
         if self.stem is not None and patch_h * patch_w > map_h * map_w // 4:  # a patch of the image was meant
             return f"{seen} cannot be cut into patches of {patch_h} x {patch_w}. With a stem, use patch_size=1."
-        fit = f"{_nearest_multiple(height, patch_h * step)} x {_nearest_multiple(width, patch_w * step)}"
+        fit = f"{_nearest_multiple(height, patch_h * self.shrink)} x {_nearest_multiple(width, patch_w * self.shrink)}"
         patch = _nearest_divisor(map_h, patch_h), _nearest_divisor(map_w, patch_w)
         such = f", such as {patch[0] if patch[0] == patch[1] else patch}" if None not in patch else ""
         return (
@@ -248,8 +257,8 @@ class ViTConfig:
             value = getattr(self, name)
             if not is_whole(value, least) and not (name == "representation" and value is None):
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least {least} (and below {_MOST}).")
-        if self.channels > _MOST_CHANNELS:
-            raise ConfigError(f"channels={self.channels} must be at most {_MOST_CHANNELS}.")
+        if self.channels > MOST_CHANNELS:
+            raise ConfigError(f"channels={self.channels} must be at most {MOST_CHANNELS}.")
         for name in ("patch_size", "image_size", "position_grid"):
             value = getattr(self, name)
             if name == "position_grid" and value is None:
@@ -260,7 +269,7 @@ class ViTConfig:
                 raise ConfigError(f"{name}={value!r} must be {allowed}, each at least 1.")
         for name in ("dropout", "attention_dropout", "drop_path", "norm_eps", "head_bias", "layer_scale"):
             value = getattr(self, name)
-            if not _is_number(value) and not (name == "layer_scale" and value is None):
+            if not is_number(value) and not (name == "layer_scale" and value is None):
                 raise ConfigError(f"{name}={value!r} must be a number.")
         for name in ("dropout", "attention_dropout", "drop_path"):
             if not 0 <= getattr(self, name) < 1:
@@ -305,7 +314,7 @@ class ViTConfig:
 
 
 _MOST = 2**31
-_MOST_CHANNELS = 10_000
+MOST_CHANNELS = 10_000
 _CHOICES: dict[str, object] = {
     "position": Position,
     "position_at": PositionAt,
@@ -357,18 +366,18 @@ def is_whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < _MOST
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -3.4e38 < value < 3.4e38
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A tuple for a list, as files have it; Python's number for NumPy's."""
     if isinstance(value, list | tuple):
-        return tuple(map(_plain, value))
+        return tuple(map(plain, value))
     return value.item() if getattr(value, "shape", None) == () else value
 
 
-def _pair(size: Size) -> tuple[int, int]:
+def pair(size: Size) -> tuple[int, int]:
     return size if isinstance(size, tuple) else (size, size)
 
 

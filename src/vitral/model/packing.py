@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitral.errors import DataError
+from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
 
 
@@ -86,14 +87,17 @@ def arrange(images: Tensor | Sequence[Tensor], config: ViTConfig, weight: Tensor
         check_images(images, config.channels, weight, axes=4)
         stacks, order = [images], None
     else:
-        stacks, order = _stack_by_size(images, config, weight)
+        stacks, order = stack_by_size(images, config, weight)
     groups = [
         Group(stack.shape[0], config.grid(stack.shape[2], stack.shape[3]), config.extra_tokens) for stack in stacks
     ]
     return stacks, Packing(tuple(groups), order)
 
 
-def _stack_by_size(images: Sequence[Tensor], config: ViTConfig, weight: Tensor) -> tuple[list[Tensor], tuple[int, ...]]:
+def stack_by_size(
+    images: Sequence[Tensor], config: ViTConfig | BiTConfig, weight: Tensor
+) -> tuple[list[Tensor], tuple[int, ...]]:
+    """Images of one size together, and which of the list they are."""
     check_list(images, config.channels, weight)
     by_size: dict[tuple[int, ...], list[int]] = {}
     for index, image in enumerate(images):

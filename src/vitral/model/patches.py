@@ -23,11 +23,12 @@ class Patches(nn.Module):
         self.project = Linear(config.patch_channels * height * width, config.width, weight=lecun_normal_)
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
-        tokens = self.project(self.cut(images if self.stem is None else self.stem(images)))
+        tokens = self.project(cut(images if self.stem is None else self.stem(images), self.patch_hw).flatten(2))
         return tokens.to(self.project.weight.dtype)  # under autocast: the sum of all blocks keeps full precision
 
-    def cut(self, maps: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N P"]:
-        """Flattened patches in reading order, each as (channels, height, width)."""
-        height, width = self.patch_hw
-        x = maps.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, C, rows, height, columns, width)
-        return x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+def cut(maps: Float[Tensor, "B C H W"], patch_hw: tuple[int, int]) -> Float[Tensor, "B N C h w"]:
+    """Patches in reading order."""
+    height, width = patch_hw
+    x = maps.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, C, rows, height, columns, width)
+    return x.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)

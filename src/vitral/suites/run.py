@@ -42,7 +42,8 @@ PROTOCOL: dict[str, Any] = {
     "keep": "last",
     "save_seconds": 1e9,  # a task is not resumed
 }
-_OF_THE_MACHINE = ("device", "precision", "workers")
+_OF_THE_MACHINE = ("accumulate", "compile", "device", "gradient_checkpointing", "precision", "workers")
+"""They change what it takes, not what is learnt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +150,8 @@ def run_suite(
                     caught = event.signal
         except VitralError as error:
             failed[name] = str(error)
+        except (RuntimeError, MemoryError, OSError) as error:  # no memory, no room: what is finished is not lost
+            failed[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         except KeyboardInterrupt:  # while nothing is trained; what is finished is told
             caught = signal.SIGINT
         if caught:
@@ -189,7 +192,7 @@ def find_tasks(folder: Path) -> dict[str, tuple[Path, str | None]]:
 def learn_task(
     config: TrainConfig, name: str, data: Dataset, stand_in: str | None
 ) -> Iterator[TaskProgress | TaskResult | Interrupted]:
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         for event in train_settled(config, data, out=Path(folder) / name):
             if isinstance(event, Stepped):
                 yield TaskProgress(task=name, done=event.step, total=event.steps)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from vitral.model.patches import cut
 from vitral.preprocess import Preprocess
 from vitral.train.masked_patches import SMALL, Corruption, MaskedPatches, colour_of
 
@@ -41,14 +42,15 @@ class Painter:
 
     def row(self, image: Tensor, corruption: Corruption, answers: Tensor, targets: Tensor) -> Iterator[Tensor]:
         """Each as (N, C, height, width) from 0 to 1; what was not asked about is pale in the last two."""
-        patches = self.extra.cut((image.cpu() * self.std + self.mean)[None])[0]
+        patches = cut((image.cpu() * self.std + self.mean)[None], self.extra.cell)[0]
         yield patches
         seen = patches[corruption.source[0].cpu()].clone()
         seen[corruption.masked[0].cpu()] = hatching(*self.extra.cell)
         yield seen
-        asked = corruption.chosen[0].cpu()[:, None, None, None]
         for colours in (self.predicted(answers.cpu()), self.true(targets.cpu())):
-            yield torch.where(asked, colours, patches * 0.25 + 0.75)
+            pale = patches * 0.25 + 0.75
+            pale[corruption.asked[0].cpu()] = colours
+            yield pale
 
     def predicted(self, answers: Tensor) -> Tensor:
         if self.extra.how.target == "pixels":

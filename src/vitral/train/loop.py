@@ -165,7 +165,7 @@ class Training(ABC):
             yield from (Warned(message=f"{config.from_weights}: {sentence}") for sentence in done)
         self.objective = self.make_objective(model)
         self.learner = Learner(model, config, self.objective)
-        loaders = build_loaders(config, self.data, self.splits, self.preprocess, model.config.patch_hw)
+        loaders = build_loaders(config, self.data, self.splits, self.preprocess, model.config.step_hw)
         self.loader, self.selection, self.held_out = loaders
 
     def open_run(self) -> None:

@@ -15,6 +15,7 @@ from vitral.errors import ConfigError
 from vitral.model.config import ViTConfig
 from vitral.model.initialise import Linear
 from vitral.model.packing import arrange
+from vitral.model.patches import cut
 from vitral.model.vit import ViT
 from vitral.train.masking import Masking
 
@@ -27,29 +28,33 @@ SMALL = 4
 class Corruption(NamedTuple):
     """What happens to the patch embeddings of a batch."""
 
-    chosen: Bool[Tensor, "B N"]
+    asked: Int[Tensor, "B M"]
     """Which are corrupted, and so asked about; some of them keep their embedding."""
     masked: Bool[Tensor, "B N"]
     source: Int[Tensor, "B N"]
     """The patch whose embedding each one gets: itself, unless it was swapped."""
 
     def part(self, share: slice) -> "Corruption":
-        return Corruption(self.chosen[share], self.masked[share], self.source[share])
+        return Corruption(self.asked[share], self.masked[share], self.source[share])
 
     def to(self, device: torch.device) -> "Corruption":
-        return Corruption(self.chosen.to(device), self.masked.to(device), self.source.to(device))
+        return Corruption(self.asked.to(device), self.masked.to(device), self.source.to(device))
+
+    def of_asked(self, values: Tensor) -> Tensor:
+        """(B, N, ...) -> (B, M, ...)."""
+        return values[torch.arange(len(values), device=values.device)[:, None], self.asked]
 
 
 def draw_corruption(images: int, patches: int, how: Masking, generator: torch.Generator) -> Corruption:
     """The same number of patches in every picture, anywhere; swapped ones get another patch of their picture."""
-    number = max(1, round(how.ratio * patches))
     order = torch.rand(images, patches, generator=generator).argsort(dim=1)
-    chosen = torch.zeros(images, patches, dtype=torch.bool).scatter(1, order[:, :number], True)
+    asked = order[:, : how.number_of(patches)].sort(dim=1).values
+    chosen = torch.zeros(images, patches, dtype=torch.bool).scatter(1, asked, True)
     kind = torch.rand(images, patches, generator=generator)
     further = torch.randint(1, max(2, patches), (images, patches), generator=generator)
     swapped = chosen & (kind >= how.masked) & (kind < how.masked + how.swapped)
     own = torch.arange(patches).expand(images, -1)
-    return Corruption(chosen, chosen & (kind < how.masked), torch.where(swapped, (own + further) % patches, own))
+    return Corruption(asked, chosen & (kind < how.masked), torch.where(swapped, (own + further) % patches, own))
 
 
 class MaskedPatches(nn.Module):
@@ -67,11 +72,11 @@ class MaskedPatches(nn.Module):
         self.cell = config.image_hw[0] // rows, config.image_hw[1] // columns
         if (rows * self.cell[0], columns * self.cell[1]) != config.image_hw:  # a stem rounds up where it halves
             height, width = config.image_hw
-            step = 1 if config.stem is None else 2**config.stem.halvings
+            patch = config.shrink * config.patch_hw[0], config.shrink * config.patch_hw[1]
             raise ConfigError(
                 f"objective='masked-patches' cuts pictures into equal cells, and {height} x {width} pixels cannot be "
                 f"cut into the {rows} x {columns} of this stem.",
-                hint=f"Use an image_size of multiples of {step * config.patch_hw[0]} x {step * config.patch_hw[1]}.",
+                hint=f"Use an image_size of multiples of {patch[0]} x {patch[1]}.",
             )
         if how.target == "small-patch" and min(self.cell) < SMALL:
             raise ConfigError(
@@ -89,8 +94,8 @@ class MaskedPatches(nn.Module):
         self.head = Linear(config.width, outputs, weight=nn.init.zeros_)
         nn.init.normal_(self.mask, std=0.02)
 
-    def predict(self, model: ViT, images: Float[Tensor, "B C H W"], corruption: Corruption) -> Float[Tensor, "B N _"]:
-        """What the network says about every patch."""
+    def predict(self, model: ViT, images: Float[Tensor, "B C H W"], corruption: Corruption) -> Float[Tensor, "B M _"]:
+        """What the network says about the patches that it is asked about."""
         (stack,), packing = arrange(images, model.config, weight=model.patches.project.weight)
         x = model.patches(stack)
         x = x.gather(1, corruption.source[..., None].expand_as(x))
@@ -98,40 +103,33 @@ class MaskedPatches(nn.Module):
         x, _ = model.encode(model.place([x], packing), packing)
         if model.config.norm_after_pool:  # which leaves the norm to what comes behind
             x = model.norm(x)
-        return self.head(x[:, model.config.extra_tokens :])
-
-    def cut(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N C h w"]:
-        """The pixels of every patch, in reading order."""
-        height, width = self.cell
-        x = images.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, C, rows, height, columns, width)
-        return x.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+        return self.head(corruption.of_asked(x[:, model.config.extra_tokens :]))
 
     def targets(self, pixels: UInt8[Tensor, "B C H W"], images: Float[Tensor, "B C H W"]) -> Tensor:
         """mean-colour: (B, N) classes; small-patch: (B, N, 16) classes; pixels: (B, N, C * h * w) normalised values."""
         if self.how.target == "pixels":
-            return self.cut(images).flatten(2)
-        patches = self.cut(pixels.float() / 255)
+            return cut(images, self.cell).flatten(2)
+        patches = cut(pixels.float() / 255, self.cell)
         if self.how.target == "mean-colour":
             return quantise(patches.mean(dim=(3, 4)))
         small = F.adaptive_avg_pool2d(patches.flatten(0, 1), SMALL).unflatten(0, patches.shape[:2])
         return quantise(small.flatten(3).mT)  # (B, N, C, 16) -> (B, N, 16, C)
 
-    def loss(self, predictions: Tensor, targets: Tensor, chosen: Bool[Tensor, "B N"]) -> Tensor:
-        """Mean over the corrupted patches."""
-        asked, truth = predictions[chosen].float(), targets[chosen]
+    def loss(self, predictions: Float[Tensor, "B M _"], targets: Tensor) -> Tensor:
+        """Mean over the patches that were asked about."""
         if self.how.target == "pixels":
-            return F.mse_loss(asked, truth)
-        return F.cross_entropy(self.by_colour(asked).flatten(0, -2), truth.flatten())
+            return F.mse_loss(predictions.float(), targets)
+        return F.cross_entropy(self.by_colour(predictions.float()).flatten(0, -2), targets.flatten())
 
-    def right(self, predictions: Tensor, targets: Tensor, chosen: Bool[Tensor, "B N"]) -> Tensor:
-        """Of the colours of the corrupted patches, which were found; of pixels none is right or wrong."""
+    def right(self, predictions: Float[Tensor, "B M _"], targets: Tensor) -> Tensor:
+        """Of the colours that were asked for, which were found; of pixels none is right or wrong."""
         if self.how.target == "pixels":
             return torch.zeros(0)
-        return (self.by_colour(predictions[chosen]).argmax(-1) == targets[chosen]).flatten()
+        return (self.by_colour(predictions).argmax(-1) == targets).flatten()
 
-    def by_colour(self, asked: Float[Tensor, "M _"]) -> Tensor:
-        """(M, 512), or (M, 16, 512) for the parts of a small patch."""
-        return asked if self.how.target == "mean-colour" else asked.unflatten(1, (SMALL**2, -1))
+    def by_colour(self, predictions: Float[Tensor, "... _"]) -> Tensor:
+        """(..., 512), or (..., 16, 512) for the parts of a small patch."""
+        return predictions if self.how.target == "mean-colour" else predictions.unflatten(-1, (SMALL**2, -1))
 
 
 def quantise(colours: Float[Tensor, "... C"]) -> Int[Tensor, "..."]:

@@ -22,6 +22,10 @@ class Masking:
     swapped: float = 0.1
     """Of those, the part that becomes the embedding of another patch; the rest is left as it is."""
 
+    def number_of(self, patches: int) -> int:
+        """That are corrupted: as many in every picture."""
+        return max(1, round(self.ratio * patches))
+
     def __post_init__(self) -> None:
         if self.target not in ("mean-colour", "small-patch", "pixels"):
             raise ConfigError(f"masking.target={self.target!r} must be mean-colour, small-patch or pixels.")

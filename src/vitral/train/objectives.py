@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vitral.data.augment import random_generator
 from vitral.data.loader import Batch
+from vitral.data.pixels import normalise
 from vitral.errors import ConfigError
 from vitral.measure.ready import to_device
 from vitral.model.network import Network
@@ -101,19 +102,17 @@ class FillIn(Objective):
 
     def prepare(self, batch: Batch, step: int) -> Prepared:
         assert isinstance(batch.images, Tensor)
-        images = to_device(batch.images, self.preprocess, self.device)
-        assert isinstance(images, Tensor)
+        pixels = batch.images.to(self.device)
+        images = normalise(pixels, self.preprocess)
         seed = int(random_generator(self.config.seed, step, _MIXING).integers(2**62))
         number = self.grid[0] * self.grid[1]
         generator = torch.Generator().manual_seed(seed)
         corruption = draw_corruption(len(images), number, self.config.masking, generator).to(self.device)
-        return Prepared(images, self.extra.targets(batch.images.to(self.device), images), corruption)
+        return Prepared(images, corruption.of_asked(self.extra.targets(pixels, images)), corruption)
 
     def answer(self, prepared: Prepared, share: slice) -> Tensor:
         assert prepared.corruption is not None
         return self.forward(self.model, prepared.images[share], prepared.corruption.part(share))
 
     def loss(self, answers: Tensor, prepared: Prepared, share: slice) -> Tensor:
-        assert prepared.corruption is not None
-        own = self.extra.loss(answers, prepared.targets[share], prepared.corruption.chosen[share])
-        return own * len(answers) / len(prepared)
+        return self.extra.loss(answers, prepared.targets[share]) * len(answers) / len(prepared)

@@ -19,6 +19,7 @@ from vitral.train.ending import evenly
 from vitral.train.events import Event, Measuring
 from vitral.train.filled_in import MOST, Painter
 from vitral.train.loop import Training
+from vitral.train.masked_patches import LEVELS
 from vitral.train.objectives import FillIn, Prepared
 from vitral.weights.files import written_aside
 
@@ -53,25 +54,24 @@ class Pretraining(Training):
     def fill_in(self, loader: Loader, what: str) -> Generator[Event, None, tuple[Scores, float | None]]:
         """The loss, and the part of the hidden colours that were found; what is hidden stays the same. With it the part
         that would be found by always saying the commonest of them: less than that is nothing learnt."""
-        losses, right, hidden, images = 0.0, [], [], 0
+        losses, right, images = 0.0, 0, 0
+        hidden = torch.zeros(LEVELS**3, dtype=torch.long)  # of each colour
         for batch, prepared, answers in self.answers(loader):
-            assert prepared.corruption is not None
             everything = slice(0, len(prepared))
             losses += self.objective.loss(answers, prepared, everything).item() * len(prepared)
-            chosen = prepared.corruption.chosen
-            right.append(self.objective.extra.right(answers, prepared.targets, chosen).float().cpu())
+            right += int(self.objective.extra.right(answers, prepared.targets).sum())
             if not prepared.targets.is_floating_point():
-                hidden.append(prepared.targets[chosen].flatten().cpu())
+                hidden += prepared.targets.flatten().cpu().bincount(minlength=len(hidden))
             images += len(prepared)
             self.unreadable.take(((loader.pictures.items[i].key, why) for i, why in batch.bad), self.folder)
             yield Measuring(what=what, done=images, total=len(loader.pictures))
         if not images:
             raise DataError(f"None of the {len(loader.pictures)} pictures can be read.")
-        found = torch.cat(right)
-        share = found.mean().item() if len(found) else nan
+        total = int(hidden.sum())
+        share = right / total if total else nan
         # A colour is found or it is not; top5 is there for the log and the curves, which read one of every run.
         scores = Scores(images=images, loss=losses / images, top1=share, top5=share)
-        return scores, torch.cat(hidden).bincount().max().item() / len(found) if hidden else None
+        return scores, int(hidden.max()) / total if total else None
 
     @torch.inference_mode()
     def answers(self, loader: Loader) -> Iterator[tuple[Batch, Prepared, Tensor]]:
