@@ -22,6 +22,7 @@ from vitral.train.config import (
     with_settings,
 )
 from vitral.train.layers import flat, gather_layers
+from vitral.train.masking import Masking
 from vitral.train.tune import choose_parameters
 
 
@@ -193,6 +194,32 @@ def test_the_papers_recipes_say_what_the_paper_says() -> None:
     jft = with_settings(None, {"data": "x", **read_toml(recipe_path("paper-jft"))}, "x")
     assert (jft.batch_size, jft.optim.weight_decay, jft.optim.schedule) == (4096, 0.1, "linear")
     assert jft.optim.betas == (0.9, 0.999)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "drops", "warmup", "mixup"),
+    [
+        ("bit-small", 500, [200, 300, 400], 100, 0.0),
+        ("bit-medium", 10_000, [3000, 6000, 9000], 500, 0.1),
+        ("bit-large", 20_000, [6000, 12_000, 18_000], 500, 0.1),
+    ],
+)
+def test_the_hyperrule(name: str, steps: int, drops: list[int], warmup: int, mixup: float) -> None:
+    config = with_settings(None, {"data": "x", **read_toml(recipe_path(name))}, name)
+    assert (config.steps, config.batch_size, config.optim.warmup_steps) == (steps, 512, warmup)
+    assert [round(part * steps) for part in config.optim.stairs] == drops
+    assert (config.optim.name, config.optim.lr, config.optim.momentum) == ("sgd", 0.003, 0.9)
+    assert config.mix.mixup == mixup
+    assert config.image_size == 480
+    assert round((480**2 / config.augment.crop_area[0]) ** 0.5) == 512
+
+
+def test_masked_patches_as_in_the_paper() -> None:
+    config = with_settings(None, {"data": "x", **read_toml(recipe_path("paper-masked"))}, "x")
+    assert (config.steps, config.batch_size, config.model) == (1_000_000, 4096, "vit-b16")
+    assert (config.optim.name, config.optim.lr, config.optim.warmup_steps) == ("adam", 2e-4, 10_000)
+    assert config.optim.schedule == "cosine"
+    assert config.masking == Masking(target="mean-colour", ratio=0.5, masked=0.8, swapped=0.1)
 
 
 def test_an_unknown_recipe() -> None:
