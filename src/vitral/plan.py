@@ -18,7 +18,7 @@ from vitral.model.sizes import canonical_name, named_config
 HOUR, DAY = 3600, 86_400
 FORWARD_PASSES = 3
 """Of which two are the way back."""
-JFT = 303_000_000
+JFT, I21K = 303_000_000, 14_000_000
 LEAST, MOST = 1e-9, 1e15
 """Of any number that is given: nobody plans with others, and time and cost stay finite."""
 
@@ -50,8 +50,10 @@ TABLE_6: dict[tuple[str, float], int] = {
     ("bit-r152x2", 7): 563, ("bit-r152x2", 14): 1126, ("bit-r200x3", 14): 3306, ("r50-vit-b32", 7): 106,
     ("r50-vit-b16", 7): 274, ("r50-vit-l32", 7): 246, ("r50-vit-l16", 7): 859, ("r50-vit-l16", 14): 1668,
 }  # fmt: skip
-TABLE_2: dict[tuple[str, float], int] = {("vit-h14", 14): 2500, ("vit-l16", 14): 680}
-"""TPUv3-core-days of the same."""
+# (model, pictures, epochs): TPUv3-core-days of table 2.
+TABLE_2: dict[tuple[str, int, float], int] = {
+    ("vit-h14", JFT, 14): 2500, ("vit-l16", JFT, 14): 680, ("vit-l16", I21K, 90): 230,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +134,7 @@ def make_plan(
         estimate(cost, kind, devices, images * epochs, images_per_second, price)
         for kind in ([device] if device else list(DEVICES))
     ]
-    is_papers = images == JFT and config.image_hw == (224, 224)
+    is_papers = config.image_hw == (224, 224)
     return Plan(
         model=name,
         image_size=config.image_hw,
@@ -146,8 +148,8 @@ def make_plan(
         tpuv3_core_days=flops / (DEVICES["tpuv3-core"].flops * UTILISATION) / DAY,
         utilisation=UTILISATION,
         estimates=tuple(estimates),
-        paper_exaflops=TABLE_6.get((name, epochs)) if is_papers else None,
-        paper_core_days=TABLE_2.get((name, epochs)) if is_papers else None,
+        paper_exaflops=TABLE_6.get((name, epochs)) if is_papers and images == JFT else None,
+        paper_core_days=TABLE_2.get((name, images, epochs)) if is_papers else None,
     )
 
 
