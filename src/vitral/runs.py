@@ -4,6 +4,8 @@ import csv
 import json
 import os
 import re
+import shlex
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -170,7 +172,7 @@ class Run:
 
     def add_log(self, *lines: str) -> None:
         now = datetime.now().isoformat(sep=" ", timespec="seconds")
-        with self.log.open("a", encoding="utf-8") as stream:
+        with self.log.open("a", encoding="utf-8", errors="backslashreplace") as stream:
             stream.writelines(f"{now} {line}\n" for line in lines)
 
     def add_skipped(self, key: str, reason: str) -> None:
@@ -181,6 +183,11 @@ class Run:
             return
         with self.skipped.open("a", encoding="utf-8") as stream:
             stream.write(f"{line}\n")
+
+
+def quoted(word: str) -> str:
+    """For a line that somebody copies into a shell."""
+    return subprocess.list2cmdline([word]) if sys.platform == "win32" else shlex.quote(word)
 
 
 def _next_folder(name: str) -> Path:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,10 +53,11 @@ SETTINGS = [
 ]
 
 
-def start(*words: str) -> subprocess.Popen[str]:
+def start(*words: str, apart: bool = False) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "vitral", "train", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    pipes: dict[str, Any] = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=environment, start_new_session=apart, **pipes)
 
 
 def finish(*words: str) -> subprocess.CompletedProcess[str]:
@@ -124,6 +126,23 @@ def test_signals_save_and_say_how_to_go_on(data: Path, whole: Path, tmp_path: Pa
     process = start(str(data), "--out", str(run), *SETTINGS)
     wait_for_a_save(process, run / "state")
     process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert f"vitral train --resume {run}" in err
+    assert "Traceback" not in err
+    done = finish("--resume", str(run))
+    assert done.returncode == 0, done.stderr
+    same(whole, run)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="process groups are POSIX's")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_all_processes(data: Path, whole: Path, tmp_path: Path, number: int, code: int) -> None:
+    """As a terminal and a scheduler send it: also to those that load pictures."""
+    run = tmp_path / "run"
+    process = start(str(data), "--out", str(run), *SETTINGS, "--workers", "1", apart=True)
+    wait_for_a_save(process, run / "state")
+    os.killpg(process.pid, number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == code, err
     assert f"vitral train --resume {run}" in err

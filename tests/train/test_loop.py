@@ -265,19 +265,46 @@ def test_the_last_step_can_be_kept_instead(folder: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("keep", ["best", "last"])
-def test_a_run_that_is_left_while_it_is_measured_goes_on_with_that(folder: Path, tmp_path: Path, keep: str) -> None:
+@pytest.mark.parametrize(("what", "left"), [("held out", 0), ("selection", 5)])
+def test_a_run_that_is_left_while_it_is_measured_goes_on_with_that(
+    folder: Path, tmp_path: Path, keep: str, what: str, left: int
+) -> None:
     settings = {**TINY, "epochs": 2, "keep": keep, "ema": 0.9}
     whole = last(list(train(folder, out=tmp_path / "whole", **settings)), Finished)
     for event in train(folder, out=tmp_path / "left", **settings):
-        if isinstance(event, Measuring) and event.what == "held out":
+        if isinstance(event, Measuring) and event.what == what:
             signal.raise_signal(signal.SIGINT)
     assert isinstance(event, Interrupted)
     assert not (tmp_path / "left" / "report.json").exists()
     events = list(train(resume=tmp_path / "left"))
-    assert not [event for event in events if isinstance(event, Stepped)]  # everything was learnt
+    assert len([event for event in events if isinstance(event, Stepped)]) == left  # what had not been learnt
+    assert (tmp_path / "whole" / "metrics.csv").read_text() == (tmp_path / "left" / "metrics.csv").read_text()
     assert last(events, Finished).held_out["top1"] == whole.held_out["top1"]
     ours, theirs = (weights(tmp_path / name) for name in ("whole", "left"))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_the_best_network_is_looked_for_when_a_run_goes_on(folder: Path, tmp_path: Path) -> None:
+    leave_at(7, train(folder, out=tmp_path / "run", **{**TINY, "epochs": 2}))
+    (tmp_path / "run" / "model.safetensors").write_bytes(b"nothing")
+    events = list(train(resume=tmp_path / "run"))
+    assert any("The best network so far is lost" in event.message for event in events if isinstance(event, Warned))
+    assert last(events, Finished).best_step == 10
+    vitral.load(tmp_path / "run" / "model.safetensors")
+
+
+def test_a_warm_up_without_an_end_is_told(folder: Path, tmp_path: Path) -> None:
+    events = run(folder, tmp_path / "run", optim=dict(lr=1e-3, warmup_steps=1000))
+    assert "never comes to its peak" in last(events, Warned).message
+    moved = run(folder, tmp_path / "one", epochs="auto", steps=1)  # a single step is one that learns
+    assert last(moved, Stepped).lr > 0
+
+
+def test_several_processes_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(vitral.ConfigError, match="without torchrun"):
+        run(folder, tmp_path / "run")
 
 
 def test_many_short_epochs_are_not_all_measured_and_saved(

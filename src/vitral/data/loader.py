@@ -4,6 +4,7 @@ Which pictures are in a batch is a function of (seed, epoch, number of the batch
 (seed, epoch, picture). So a run that goes on needs to remember two numbers.
 """
 
+import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -138,6 +139,11 @@ class _Jobs:
         return len(self.batches)
 
 
+def _leave_interrupts_to_the_loop(_: int) -> None:
+    """Ctrl-C reaches every process of a terminal, and the one that trains wants the rest of its batch."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 @dataclass(kw_only=True)
 class Loader:
     """Batches of one split, epoch by epoch."""
@@ -193,10 +199,11 @@ class Loader:
             collate_fn=self.collate,
             multiprocessing_context="spawn",
             persistent_workers=True,
+            worker_init_fn=_leave_interrupts_to_the_loop,
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_processes": None}
+        return self.__dict__ | {"_processes": None, "_jobs": _Jobs()}
 
     def collate(self, found: list[tuple[int, Tensor | str]]) -> Batch:
         good = [(index, image) for index, image in found if isinstance(image, Tensor)]

@@ -78,6 +78,6 @@ def build_loaders(
         loader(
             pictures=pictures(splits.train, how=config.augment), batch_size=min(size, len(splits.train)), shuffle=True
         ),
-        loader(pictures=pictures(splits.selection), batch_size=size),
-        loader(pictures=pictures(splits.held_out), batch_size=size),
+        loader(pictures=pictures(splits.selection), batch_size=size // config.accumulate),  # what fits at a time
+        loader(pictures=pictures(splits.held_out), batch_size=size // config.accumulate),
     )

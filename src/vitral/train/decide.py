@@ -174,13 +174,14 @@ class Decisions:
             epochs = min(_MOST_EPOCHS, max(3, round(steps / per_epoch)))
             self.decide("epochs", epochs, f"about {epochs * per_epoch} steps, {per_epoch} an epoch")
         if self.is_open("optim.warmup_steps") and self.config.epochs != "auto":
-            warmup = max(1, round(0.05 * float(self.config.epochs) * per_epoch))
+            steps = float(self.config.epochs) * per_epoch
+            warmup = min(max(1, round(0.05 * steps)), max(0, round(steps) - 1))
             self.decide("optim.warmup_steps", warmup, "5 % of all steps")
 
     def rates(self) -> None:
-        tunes_all = bool(self.config.from_weights) and self.config.tune.what == "all"
+        is_vit = self.held is not None and not isinstance(self.held.model.config, BiTConfig)
         if self.is_open("optim.layer_decay"):
-            if tunes_all:
+            if is_vit and self.config.tune.what == "all":  # BiT's paper has one rate for all of it
                 self.decide("optim.layer_decay", 0.75, "lower layers of a trained network should hardly move")
             else:
                 self.config = replace(self.config, optim=replace(self.config.optim, layer_decay=1.0))

@@ -1,7 +1,6 @@
 """Around a run: what the starting features are worth, and what is written down before and after it."""
 
 import platform
-import shlex
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -19,12 +18,13 @@ from vitral.measure.evaluation import Evaluation
 from vitral.measure.predictions import Gathered, gather
 from vitral.measure.ready import Ready
 from vitral.model.cost import count_cost
-from vitral.runs import Run
+from vitral.runs import Run, quoted
 from vitral.train.config import TrainConfig
 from vitral.train.events import Baseline, Decided, Measuring
 
 SHOTS, NEIGHBOURS, FEWEST = 10, 10, 5
 _BUDGET = {"cpu": 2e12, "cuda": 2e14, "mps": 2e13}  # FLOPs: some seconds
+_MOST_BEFORE = 5000  # pictures, which have to be decoded, too
 
 
 def measured(
@@ -43,7 +43,7 @@ def measure_start(ready: Ready, data: Dataset, splits: Splits) -> Generator[Meas
     """Few-shot and nearest neighbours on the features as they come, on a few pictures: what training has to beat; or
     why not. Of several labels a picture they say nothing."""
     each = count_cost(ready.model.config).forward_flops
-    affordable = int(_BUDGET[ready.device.type] / each)
+    affordable = min(_MOST_BEFORE, int(_BUDGET[ready.device.type] / each))
     test = evenly(splits.selection, affordable // 3)
     train = evenly(splits.train, affordable - len(test))
     if data.multi_label:
@@ -127,7 +127,9 @@ def write_results(
     decisions: Sequence[Decided],
 ) -> None:
     """report.json and the sheet of the data; the page is drawn from them."""
-    run.write_json(
+    shown = [item if data.classes else replace(item, label=0) for item in splits.train]
+    contact_sheet(shown, data.classes or ("pictures",)).save(run.plots / "data.png")
+    run.write_json(  # the last of all: it says that the run is finished
         run.report,
         {
             "held_out": held_out,
@@ -135,12 +137,9 @@ def write_results(
             "data": describe_data(data, splits),
             "decisions": [asdict(decided) | {"value": str(decided.value)} for decided in decisions],
             "environment": describe_machine(torch.device(config.device)),
-            "command": f"vitral train {shlex.quote(config.data)} --recipe none --config {shlex.quote(str(run.config))}",
+            "command": f"vitral train {quoted(config.data)} --recipe none --config {quoted(str(run.config))}",
         },
     )
-    run.plots.mkdir(exist_ok=True)
-    shown = [item if data.classes else replace(item, label=0) for item in splits.train]
-    contact_sheet(shown, data.classes or ("pictures",)).save(run.plots / "data.png")
 
 
 def draw_mistakes(run: Run, found: Evaluation, splits: Splits) -> None:

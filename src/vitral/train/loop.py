@@ -4,10 +4,10 @@ Everything random is a function of (seed, step) or (seed, epoch, picture), and e
 a run that was killed at any moment goes on to the same weights, bit for bit.
 """
 
-import shlex
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from vitral.data.items import Dataset, sample_headers
 from vitral.data.loader import Batch
 from vitral.data.splits import settle_splits
 from vitral.devices import choose_device
-from vitral.errors import DataError
+from vitral.errors import DataError, VitralError
 from vitral.measure.metrics import Scores
 from vitral.model.network import Network
 from vitral.model.sizes import canonical_name
-from vitral.runs import Run
+from vitral.runs import Run, quoted
 from vitral.train.best import Best, save_best
 from vitral.train.build import build_loaders, build_model
 from vitral.train.config import TrainConfig, as_toml
@@ -49,6 +49,7 @@ from vitral.train.schedule import factor
 from vitral.train.signals import Signals
 from vitral.train.state import State, check_fits, load_state, save_state
 from vitral.train.unreadable import Unreadable
+from vitral.weights.identity import identify
 from vitral.weights.load import load
 
 CURVE_POINTS = 200
@@ -105,6 +106,8 @@ class Training(ABC):
         self.unreadable = Unreadable()
         self.best = Best()
         self.loss_sum, self.loss_steps = 0.0, 0
+        self.is_unscored = False
+        """The last epoch was interrupted while it was measured."""
         self.seconds = 0.0
         self.decisions: list[Decided] = []
         self.untold: list[str] = []
@@ -195,10 +198,16 @@ class Training(ABC):
                 name="epochs", value=round(epochs, 2), reason=f"{steps} steps of {seconds:.2f} s fit the time"
             )
             if self.config.optim.warmup_steps == "auto":
-                self.config = replace(self.config, optim=replace(self.config.optim, warmup_steps=max(1, steps // 20)))
+                warmup = min(max(1, steps // 20), steps - 1)
+                self.config = replace(self.config, optim=replace(self.config.optim, warmup_steps=warmup))
         self.steps = max(1, round(float(self.config.epochs) * self.loader.batches))
-        warmup = self.config.optim.warmup_steps
-        self.warmup = max(1, self.steps // 20) if warmup == "auto" else int(warmup)
+        assert not isinstance(self.config.optim.warmup_steps, str)
+        self.warmup = self.config.optim.warmup_steps
+        if self.warmup >= self.steps:
+            yield Warned(
+                message=f"The warm-up takes {self.warmup:,} steps and the run has {self.steps:,}: the rate never "
+                "comes to its peak. Set optim.warmup_steps."
+            )
 
     def start(self) -> Iterator[Event]:
         """Writes down what was decided, or takes up the state of the run."""
@@ -239,9 +248,10 @@ class Training(ABC):
             self.learner.load(state.tensors)
             self.learner.loss_scale = state.facts["loss_scale"]
             self.best, self.unreadable = Best(**state.facts["best"]), Unreadable(**state.facts["unreadable"])
-            for name in _FACTS:
+            for name in _FACTS & state.facts.keys():
                 setattr(self, name, state.facts[name])
             self.step = state.step
+            yield from self.check_best()
         self.folder.keep_rows(self.step)
         manifest["resumes"] = [*manifest.get("resumes", []), self.step]
         if manifest.get("threads") not in (None, torch.get_num_threads()):
@@ -250,6 +260,18 @@ class Training(ABC):
                 f"{torch.get_num_threads()}: results may differ in the last bits."
             )
         self.folder.write_json(self.folder.manifest, manifest)
+
+    def check_best(self) -> Iterator[Event]:
+        """The best network so far must still be there when the run is over."""
+        if not self.best.step:
+            return
+        try:
+            identify(self.folder.model)
+        except VitralError as error:
+            self.best = Best()
+            yield Warned(
+                message=f"The best network so far is lost ({error.message}) The best one from here on is kept."
+            )
 
     def save_state(self, tensors: dict[str, Tensor] | None = None) -> Saved:
         facts = {name: getattr(self, name) for name in _FACTS}
@@ -267,9 +289,14 @@ class Training(ABC):
         started, saved = time.perf_counter(), time.perf_counter()
         begun_at, begun_with = self.step, self.seconds
         every = max(1, self.steps // CURVE_POINTS)
+        took = 0.0
+        if self.is_unscored:
+            if not (yield from self.score_epoch((self.step - 1) // self.loader.batches)):
+                return
+            yield self.save_state()
         while self.step < self.steps and not self.is_tired():
             epoch, number = divmod(self.step, self.loader.batches)
-            for batch in self.loader.epoch(epoch, start=number):
+            for batch in self.batches(epoch, number):
                 rate = factor(self.config.optim, self.step, self.steps, self.warmup)
                 loss = self.learn(batch, rate)
                 self.seconds = begun_with + time.perf_counter() - started
@@ -293,11 +320,17 @@ class Training(ABC):
                     yield self.save_state()
                     yield self.interrupted()
                     return
-                if time.perf_counter() - saved > self.config.save_seconds:
+                now = time.perf_counter()
+                if now - saved > max(self.config.save_seconds, 20 * took):  # large states must not take over
                     yield self.save_state()
                     saved = time.perf_counter()
-            if self.is_scored(epoch):
-                yield from self.end_epoch(epoch)
+                    took = saved - now
+            else:  # the processes that load pictures were ended together with this one
+                yield self.save_state()
+                yield self.interrupted()
+                return
+            if self.is_scored(epoch) and not (yield from self.score_epoch(epoch)):
+                return
             due = self.config.keep == "best" and self.is_scored(epoch)
             if due or self.signals.caught is not None or time.perf_counter() - saved > self.config.save_seconds:
                 yield self.save_state()
@@ -313,6 +346,14 @@ class Training(ABC):
                 yield self.save_state(tensors)
                 yield self.interrupted()
                 return
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        """All that are left of an epoch, or fewer after a signal."""
+        try:
+            yield from self.loader.epoch(epoch, start=start)
+        except RuntimeError:
+            if self.signals.caught is None:
+                raise
 
     def learn(self, batch: Batch, rate: float) -> float:
         self.unreadable.take_batch(batch, self.splits.train, self.folder, self.config.most_bad)
@@ -331,7 +372,7 @@ class Training(ABC):
         return loss
 
     def interrupted(self) -> Interrupted:
-        line = f"vitral train --resume {shlex.quote(str(self.folder.folder))}"
+        line = f"vitral train --resume {quoted(str(self.folder.folder))}"
         return Interrupted(step=self.step, resume=line, signal=self.signals.caught or 0)
 
     def is_scored(self, epoch: int) -> bool:
@@ -350,7 +391,22 @@ class Training(ABC):
         if news := self.unreadable.news(self.folder):
             yield Warned(message=news)
 
-    def end_epoch(self, epoch: int) -> Iterator[Event]:
+    def score_epoch(self, epoch: int) -> Generator[Event, None, bool]:
+        """Whether it came to its end; a signal does not wait for it, and a resumed run begins with it."""
+        with closing(self.end_epoch(epoch)) as events:
+            for event in events:
+                yield event
+                if self.signals.caught is not None and isinstance(event, Measuring):
+                    self.is_unscored = True
+                    break
+            else:
+                self.is_unscored = False
+                return True
+        yield self.save_state()
+        yield self.interrupted()
+        return False
+
+    def end_epoch(self, epoch: int) -> Generator[Event, None, None]:
         with self.learner.averaged():
             found: Scores = yield from self.score()
             if self.config.keep == "last":
@@ -392,9 +448,10 @@ class Training(ABC):
             "parameters": sum(p.numel() for p in self.learner.model.parameters()),
             "baseline": None if self.baseline is None else asdict(self.baseline),
         }
-        write_results(self.folder, held, self.config, self.data, self.splits, facts, self.decisions)
+        self.folder.plots.mkdir(exist_ok=True)
         self.draw_end()
+        write_results(self.folder, held, self.config, self.data, self.splits, facts, self.decisions)
         yield Finished(folder=self.folder.folder, held_out=held, best_step=self.best.step, train_seconds=self.seconds)
 
 
-_FACTS = ("loss_sum", "loss_steps", "seconds")
+_FACTS = {"loss_sum", "loss_steps", "seconds", "is_unscored"}

@@ -50,13 +50,14 @@ def soft_loss(
     logits: Tensor, targets: Tensor, kind: str, weights: Tensor | None, whole: Tensor | None = None
 ) -> Tensor:
     """softmax: cross-entropy; sigmoid: the sum over classes of binary ones. Mean over the pictures; with class weights
-    the weighted mean. ``whole`` are the targets of the batch that these are a part of: parts add up to its loss."""
+    the weighted mean, or the weight of a yes against a no. ``whole`` are the targets of the batch that these are a part
+    of: parts add up to its loss."""
     logits = logits.float()
     whole = targets if whole is None else whole
     if kind == "softmax":
         each = -(targets * (weights if weights is not None else 1.0) * logits.log_softmax(dim=1)).sum(dim=1)
         return each.sum() / (len(whole) if weights is None else (whole * weights).sum())
-    each = F.binary_cross_entropy_with_logits(logits, targets, weight=weights, reduction="none")
+    each = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weights, reduction="none")
     return each.sum() / len(whole)
 
 

@@ -128,7 +128,7 @@ class Optimiser:
             optimiser.step()
 
     def zero_grad(self) -> None:
-        for parameter in self.parameters.values():
+        for parameter in (*self.parameters.values(), *(view for view, _, _ in self.parts.values())):
             parameter.grad = None
 
     def state(self) -> dict[str, Tensor]:
@@ -145,9 +145,8 @@ class Optimiser:
             for name, parameter in _named(optimiser):
                 prefix = f"{number}/{name}/"
                 values = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-                for key, value in values.items():
-                    on_device = value if key == "step" else value.to(parameter.device)
-                    optimiser.state[parameter][key] = on_device.clone()
+                for key, value in values.items():  # also the counter: fused kernels read it where the weights are
+                    optimiser.state[parameter][key] = value.to(parameter.device, copy=True)
 
 
 def _named(optimiser: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:

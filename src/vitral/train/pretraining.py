@@ -23,7 +23,7 @@ from vitral.train.masked_patches import LEVELS
 from vitral.train.objectives import FillIn, Prepared
 from vitral.weights.files import written_aside
 
-_MEASURING = 2**31
+_MEASURING = 2**23
 """Steps whose corruption is that of measuring, and always the same."""
 
 
