@@ -113,6 +113,15 @@ def test_convert_overwrites_only_when_told(tmp_path: Path) -> None:
     assert "--overwrite" in refused.stderr
     assert (tmp_path / "x.safetensors").read_text() == "precious"
     assert run(*words, "--overwrite").returncode == 0
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "mine.txt").write_text("kept")
+    into = ["convert", words[1], str(folder), "--to", "huggingface"]
+    assert run(*into).returncode == 2
+    for _ in range(2):
+        assert run(*into, "--overwrite").returncode == 0
+    assert {"mine.txt", "config.json", "model.safetensors"} <= {path.name for path in folder.iterdir()}
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 def test_convert_to_what_cannot_hold_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.data.pictures import encoded, photo, png_header
 from vitral.data import decode as module
-from vitral.data.decode import BadPicture, Limits, decode, read_header
+from vitral.data.decode import BadPicture, Limits, decode, from_pillow, read_header
 
 JPEG = encoded(photo(), "JPEG", quality=95)
 
@@ -151,9 +151,29 @@ def test_every_orientation_comes_out_upright(orientation: int) -> None:
     assert np.array_equal(decode(content), np.asarray(upright))
     header = read_header(content)
     assert (header.height, header.width) == (24, 36)
+    as_tiff = encoded(stored, "TIFF", exif=exif)
+    assert np.array_equal(decode(as_tiff), np.asarray(upright))
+    assert (read_header(as_tiff).height, read_header(as_tiff).width) == (24, 36)
+    assert np.array_equal(from_pillow(Image.open(io.BytesIO(as_tiff))), np.asarray(upright))
     as_jpeg = encoded(stored, "JPEG", quality=95, exif=exif)
     same(decode(as_jpeg), np.asarray(upright), within=4)
     assert decode(as_jpeg, shrink=2).shape == (12, 18, 3)
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+@pytest.mark.parametrize("shrink", [2, 4, 8])
+def test_what_pillow_shrinks_has_the_sides_that_were_asked_for(mode: str, shrink: int) -> None:
+    content = encoded(photo(1001, 1003).convert(mode), "JPEG", quality=90)
+    assert decode(content, shrink=shrink).shape == (-(-1001 // shrink), -(-1003 // shrink), 3)
+
+
+def test_a_header_costs_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = encoded(photo(40, 60), "PNG")
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda image: pytest.fail("it was decoded"))
+    assert (read_header(content).height, read_header(content).width) == (40, 60)
+    moved = content[:8] + b"\0\0\0\0tEXt" + zlib.crc32(b"tEXt").to_bytes(4, "big") + content[8:]
+    with pytest.raises(BadPicture, match="not at the beginning"):
+        read_header(moved)
 
 
 def test_damaged_metadata_are_passed_over() -> None:

@@ -114,8 +114,13 @@ def round_to(model: Any, precision: str) -> float:
 
 
 def put_in_place(aside: Path, target: Path) -> None:
-    remove(target)
-    aside.rename(target)
+    """What else is in a folder stays."""
+    if not aside.is_dir():
+        aside.replace(target)
+        return
+    target.mkdir(exist_ok=True)
+    for written in aside.iterdir():
+        written.replace(target / written.name)
 
 
 def remove(path: Path) -> None:

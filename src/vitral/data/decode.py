@@ -40,6 +40,7 @@ _UPRIGHT = {  # EXIF orientation: what puts the picture upright
     7: lambda x: x[::-1, ::-1].swapaxes(0, 1),
     8: lambda x: x.swapaxes(0, 1)[::-1],
 }
+_PNG_METADATA = (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp")
 _ORIENTATION = 0x0112
 _MOST_FRAMES = 256
 _GREY_MODES = ("1", "L", "LA", "La", "I", "F")
@@ -93,10 +94,12 @@ def read_header(content: bytes, limits: Limits = LIMITS) -> Header:
         header = _header_of_bands(name, bands.size, bands.count)
     else:
         if name == "PNG" and len(content) >= 24:  # Pillow first looks for pixels, which a liar need not have
+            if content[12:16] != b"IHDR":
+                raise BadPicture("corrupt", "the header is not at the beginning")
             width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
             _check_size(Header(format=name, height=height, width=width, mode=""), limits)
         image = _open(content, name)
-        header = _header_of(image, name)
+        header = _header_of(image, name, content)
         if name == "TIFF" and header.bands == 1:
             header = replace(header, bands=_count_frames(image))
     _check_size(header, limits)
@@ -138,11 +141,13 @@ def _is_cut(content: bytes, name: str) -> bool:
     return True
 
 
-def _header_of(image: Image.Image, name: str) -> Header:
+def _header_of(image: Image.Image, name: str, content: bytes | None = None) -> Header:
     orientation = 1
     try:
-        found = image.getexif().get(_ORIENTATION, 1)
-        orientation = found if found in _UPRIGHT else 1
+        # Pillow decodes a whole PNG to look for metadata behind the pixels.
+        is_bare = name == "PNG" and content is not None and not any(mark in content for mark in _PNG_METADATA)
+        found = (Image.Image.getexif(image) if is_bare else image.getexif()).get(_ORIENTATION, 1)
+        orientation = found if found in _UPRIGHT and name != "TIFF" else 1  # Pillow turns TIFFs by itself
     except Exception:  # damaged metadata say nothing about the picture
         orientation = 1
     width, height = image.size
@@ -240,8 +245,7 @@ def _decode_with_pillow(content: bytes, header: Header, channels: int, backgroun
     image = _open(content, header.format)
     try:
         if shrink > 1 and header.format == "JPEG":
-            height, width = _stored_size(header, shrink)
-            image.draft(None, (width, height))
+            image.draft(None, (image.width // shrink, image.height // shrink))  # comes to the sides of _stored_size
         if channels not in (1, 3):
             return _bands(image, channels)
         image.load()
@@ -258,6 +262,8 @@ def _convert(image: Image.Image, channels: int, background: int) -> Pixels:
     mode = "RGB" if channels == 3 else "L"
     if image.mode.startswith("I;16") or image.mode == "I":
         grey = np.asarray(image)
+        if image.mode == "I" and not 0 <= grey.min(initial=0) <= grey.max(initial=0) < 2**16:
+            raise BadPicture("unsupported", "numbers of 32 bits that are not from 0 to 65535")
         deep = grey.max(initial=0) > 255 or image.mode.startswith("I;16")
         grey = (grey >> 8 if deep else grey).clip(0, 255).astype(np.uint8)
         return np.repeat(grey[..., None], channels, axis=2)

@@ -72,6 +72,8 @@ def _read_directory(content: bytes, order: str) -> Tags:
     for entry in range(entries):
         at = place + 2 + 12 * entry
         tag, kind, number = struct.unpack_from(f"{order}HHI", content, at)
+        if tag in tags:
+            raise KeyError(tag)  # a directory has each once, and a liar could keep us busy
         if kind in _WHOLE_NUMBERS and tag in (*_KEPT, _EXTRA) and 0 < number <= _MOST_VALUES:
             layout = f"{order}{number}{_WHOLE_NUMBERS[kind]}"
             if struct.calcsize(layout) > 4:
