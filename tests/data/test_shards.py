@@ -39,6 +39,33 @@ def test_a_second_picture_of_a_key_is_told(second: str, tmp_path: Path) -> None:
     assert f"1 (x/{second}: there is another picture" in data.notes[0]
 
 
+def test_the_picture_is_the_one_with_the_plain_name(tmp_path: Path) -> None:
+    write_shard(
+        tmp_path / "x.tar", [("a.depth.png", PICTURES[0]), ("a.png", PICTURES[1]), ("a.cls", b"0"), *samples(2)]
+    )
+    data = open_data(tmp_path / "x.tar")
+    assert data.splits["train"][0].source.read() == PICTURES[1]
+    assert data.skipped.keys() == {"x/a.depth.png"}
+
+
+def test_a_word_of_the_name_tells_the_split(tmp_path: Path) -> None:
+    for number, name in enumerate(("train", "imagenet-val", "more")):
+        write_shard(tmp_path / f"{name}-0.tar", samples(2, start=2 * number))
+    data = open_data(tmp_path)
+    assert {split: len(items) for split, items in data.splits.items()} == {"train": 4, "val": 2}
+    assert data.notes == ("Taken for training, as the name says no split: more-0.tar.",)
+    data = open_data(f"{tmp_path}/{{train,imagenet-val}}-0.tar")
+    assert {split: len(items) for split, items in data.splits.items()} == {"train": 2, "val": 2}
+
+
+def test_a_negative_label_is_left_out(tmp_path: Path) -> None:
+    write_shard(tmp_path / "x.tar", [*samples(4), ("z.png", PICTURES[0]), ("z.cls", b"-1")])
+    data = open_data(tmp_path / "x.tar")
+    assert data.classes == ("0", "1")
+    assert len(data.splits["train"]) == 4
+    assert "x/z" in data.skipped
+
+
 def test_a_second_label_of_a_name_is_told(tmp_path: Path) -> None:
     write_shard(tmp_path / "x.tar", [*samples(2), ("k000.cls", b"1")])
     data = open_data(tmp_path / "x.tar")
@@ -104,7 +131,12 @@ def test_labels_beyond_the_named_classes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(b"caf\xe9\ndog\n", "no text in UTF-8"), (b"cat\ndog\ncat\n", "names a class twice: cat")]
+    ("content", "reason"),
+    [
+        (b"caf\xe9\ndog\n", "no text in UTF-8"),
+        (b"cat\ndog\ncat\n", "names a class twice: cat"),
+        (b"cat\n\ndog\n", "Line 2 .* is empty"),
+    ],
 )
 def test_lists_of_classes_that_cannot_be(content: bytes, reason: str, tmp_path: Path) -> None:
     write_shard(tmp_path / "x.tar", samples(2))

@@ -12,8 +12,8 @@ import pytest
 
 import vitral
 from tests.data.pictures import class_folders, encoded, photo
-from vitral.data.items import Dataset, counts
-from vitral.data.sources import open_data, split_off
+from vitral.data.items import Dataset, InFile, Item, counts
+from vitral.data.sources import find_equal, open_data, split_off
 
 
 def keys(data: Dataset, split: str = "train") -> list[str]:
@@ -100,6 +100,43 @@ def test_split_folders(tmp_path: Path) -> None:
 def test_a_class_called_test_is_a_class(tmp_path: Path) -> None:
     data = open_data(class_folders(tmp_path, {"test": 2, "cat": 2}))
     assert data.classes == ("cat", "test")
+
+
+def test_a_class_called_train_is_a_class(tmp_path: Path) -> None:
+    data = open_data(class_folders(tmp_path, {"bus": 2, "car": 2, "train": 3}))
+    assert data.classes == ("bus", "car", "train")
+    assert len(open_data(tmp_path, labelled=False).splits["train"]) == 7
+    class_folders(tmp_path / "train", {"a": 2, "b": 2})  # folders in it: now it is a split
+    assert open_data(tmp_path).classes == ("a", "b")
+
+
+def test_pictures_that_are_left_out_are_told(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"cat": 2, "dog": 2}, split="train")
+    (tmp_path / "test").mkdir()
+    for number in range(3):  # as contests have it, without labels
+        photo().save(tmp_path / "test" / f"{number}.png")
+    assert open_data(tmp_path).notes == ("Left out: 3 pictures of test in no class folder.",)
+    photo().save(tmp_path / "train" / "x.png")
+    assert "Left out: 1 picture of train in no class folder." in open_data(tmp_path).notes
+
+
+def test_pictures_of_several_labels_are_held_out_as_others_are() -> None:
+    random = np.random.default_rng(0)
+    labels = [tuple(np.flatnonzero(random.random(20) < 0.15).tolist()) or (0,) for _ in range(1000)]
+    items = [Item(f"{number}.png", label, InFile("nowhere")) for number, label in enumerate(labels)]
+    rest, part = split_off(items)
+    assert 150 < len(part) < 250
+    of_each = [sum(len(item.label) for item in side) / len(side) for side in (rest, part)]  # type: ignore[arg-type]
+    assert of_each[0] == pytest.approx(of_each[1], abs=0.35)
+
+
+def test_large_files_are_equal_only_as_a_whole(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"a": 4})
+    for number, first in enumerate((b"1", b"1", b"2")):  # the same size, and the same end
+        (tmp_path / "a" / f"large{number}.png").write_bytes(first + bytes(20_000))
+    leaders = find_equal(open_data(tmp_path).splits["train"])
+    assert leaders["a/large1.png"] == "a/large0.png"
+    assert leaders["a/large2.png"] == "a/large2.png"
 
 
 @pytest.mark.parametrize("name", ["nothing", "empty", "loose"])

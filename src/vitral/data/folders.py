@@ -13,11 +13,7 @@ from vitral.errors import DataError
 
 
 def open_folder(folder: Path) -> Dataset:
-    below = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    splits = {entry: SPLITS[entry.name.lower()] for entry in below if entry.name.lower() in SPLITS}
-    if splits and "train" not in splits.values() and len(below) > len(splits):
-        splits = {}  # a class that happens to be called "test"
-    homes = splits or {folder: "train"}
+    homes = split_folders(folder) or {folder: "train"}
     entries = [(split, name, entry) for home, split in homes.items() for name, entry in class_folders(home)]
     classes_of = ClassOf((name, entry) for _, name, entry in entries)
     aside = Aside()
@@ -42,6 +38,10 @@ def open_folder(folder: Path) -> Dataset:
     }
     notes = [f"Left out, as there is no picture in it: {name}." for name in sorted(named - filled, key=natural_order)]
     notes += [f"Left out, as it is a link to other classes: {_key(link, folder)}." for link in aside.links]
+    for home in homes:
+        if loose := sum(entry.name.lower().endswith(SUFFIXES) for entry in os.scandir(home) if entry.is_file()):
+            where = "beside the class folders" if home == folder else f"of {_key(home, folder)} in no class folder"
+            notes.append(f"Left out: {loose:,} {'picture' if loose == 1 else 'pictures'} {where}.")
     if aside.endings:
         notes.append(f"Not taken, as these are no pictures that can be read: {aside.counted()}.")
     if empty := [name for name in classes if "train" in found and not found["train"].get(name)]:
@@ -51,8 +51,7 @@ def open_folder(folder: Path) -> Dataset:
 
 def open_pictures(folder: Path) -> Dataset:
     """All pictures below a folder, whatever the folders in between say; only splits are minded."""
-    below = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
-    homes = {entry: SPLITS[entry.name.lower()] for entry in below if entry.name.lower() in SPLITS}
+    homes = split_folders(folder)
     if "train" not in homes.values():
         homes = {folder: "train"}
     aside = Aside()
@@ -66,6 +65,21 @@ def open_pictures(folder: Path) -> Dataset:
     notes = (f"Not taken, as these are no pictures that can be read: {aside.counted()}.",) if aside.endings else ()
     splits = {split: tuple(items) for split, items in found.items()}
     return Dataset(name=as_text(folder.resolve().name), classes=(), splits=splits, notes=notes)
+
+
+def split_folders(folder: Path) -> dict[Path, str]:
+    """Those that are called as a split is, unless it is a class that happens to be called "train" or "test": one among
+    others, and no folders in it."""
+    below = [entry for entry in sorted(folder.iterdir()) if _is_folder(entry)]
+    splits = {entry: SPLITS[entry.name.lower()] for entry in below if entry.name.lower() in SPLITS}
+    if len(below) == len(splits):
+        return splits
+    is_one = "train" in splits.values() and any(_is_folder(inner) for home in splits for inner in home.iterdir())
+    return splits if is_one else {}
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".")
 
 
 def _key(path: Path, folder: Path) -> str:

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from vitral.data.items import SPLITS, Dataset
+from vitral.data.items import SPLITS, Dataset, named_split
 from vitral.data.tables import Row, build, read_parquet
 from vitral.errors import DataError, first_line, missing_package
 
 
-def open_hub(words: str) -> Dataset:
+def open_hub(words: str, *, labelled: bool = True) -> Dataset:
     """``owner/name``; ``owner/name@revision``; ``owner/name/folder`` where a repository holds several datasets."""
     address, _, revision = words.partition("@")
     owner, name, folder = (*address.split("/", 2), "", "")[:3]
@@ -23,7 +23,7 @@ def open_hub(words: str) -> Dataset:
     rows: list[Row] = []
     classes: list[str] | None = None
     for place, local in files.items():
-        found, told = read_parquet(local, find_split(place), key=place.removesuffix(".parquet"))
+        found, told = read_parquet(local, find_split(place), key=place.removesuffix(".parquet"), labelled=labelled)
         rows += found
         classes = classes or told
     return build(folder.rpartition("/")[2] or name, rows, classes)
@@ -125,11 +125,7 @@ def _home(place: str) -> str:
 
 def find_split(place: str) -> str:
     """train-00000-of-00002.parquet, test/0000.parquet: by a word of its name, else of the nearest folder with one."""
-    for part in reversed(PurePosixPath(place).parts):
-        for word in re.split(r"[^a-z]+", part.lower()):
-            if word in SPLITS:
-                return SPLITS[word]
-    return "train"
+    return next((split for part in reversed(PurePosixPath(place).parts) if (split := named_split(part))), "train")
 
 
 def missing_shards(places: Iterable[str]) -> list[str]:

@@ -34,6 +34,11 @@ SPLITS = {
 """What people call their splits."""
 
 
+def named_split(name: str) -> str | None:
+    """train-00000.tar -> train: the first word that is one."""
+    return next((SPLITS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLITS), None)
+
+
 class Source(Protocol):
     """Where a picture's content is."""
 

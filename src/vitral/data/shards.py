@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 
 from vitral.data.decode import SUFFIXES
-from vitral.data.items import NO_LABEL, Dataset, InTar, Item, as_text, counted_reasons
+from vitral.data.items import NO_LABEL, Dataset, InTar, Item, as_text, counted_reasons, named_split
 from vitral.errors import DataError
 
 _LARGEST_LABEL = 64 * 1024
@@ -48,14 +48,17 @@ def expand_braces(pattern: str) -> list[Path]:
 
 
 def open_shards(paths: Iterable[Path], folder: Path | None = None, *, labelled: bool = True) -> Dataset:
-    """All shards of a dataset; in a folder their names begin with the split."""
+    """All shards of a dataset; a word of their names tells the split."""
     found: dict[str, list[tuple[str, Label, InTar]]] = {}
     skipped: dict[str, str] = {}
     notes: list[str] = []
     paths = list(paths)
+    named = {path: named_split(path.name) for path in paths}
+    if any(named.values()) and (unnamed := [path.name for path, split in named.items() if split is None]):
+        more = f" and {len(unnamed) - 1} more" if len(unnamed) > 1 else ""
+        notes.append(f"Taken for training, as the name says no split: {as_text(unnamed[0])}{more}.")
     for path in paths:
-        split = next((name for name in ("train", "val", "test") if folder and path.name.startswith(name)), "train")
-        found.setdefault(split, []).extend(_read_index(path, skipped, notes, labelled))
+        found.setdefault(named[path] or "train", []).extend(_read_index(path, skipped, notes, labelled))
     home = paths[0].parent
     classes = () if not labelled else _classes(home, {label for rows in found.values() for _, label, _ in rows})
     numbers = {name: index for index, name in enumerate(classes)}
@@ -93,7 +96,8 @@ def _classes(folder: Path, labels: set[Label]) -> tuple[str, ...]:
         return tuple(names)
     numbers = [label for label in labels if isinstance(label, int)]
     numbers += [number for label in labels if isinstance(label, tuple) for number in label]
-    sensible = [number for number in numbers if number < MOST_CLASSES]  # one class for each number up to the largest
+    # One class for each number up to the largest.
+    sensible = [number for number in numbers if 0 <= number < MOST_CLASSES]
     return tuple(str(number) for number in range(max(sensible, default=-1) + 1))
 
 
@@ -102,7 +106,13 @@ def _read_classes(listed: Path) -> tuple[str, ...]:
         lines = listed.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"{listed} is no text in UTF-8: {error}.") from error
-    names = [line.strip() for line in lines if line.strip()]
+    names = [line.strip() for line in lines]
+    while names and not names[-1]:
+        names.pop()
+    if "" in names:
+        raise DataError(
+            f"Line {names.index('') + 1} of {listed} is empty.", hint="Line by line, it is the names of 0, 1, 2."
+        )
     if twice := [name for name, number in Counter(names).items() if number > 1]:
         raise DataError(
             f"{listed} names a class twice: {', '.join(twice[:5])}.", hint="Line by line, it is the names of 0, 1, 2."
@@ -119,6 +129,8 @@ class _Index:
     pictures: dict[str, InTar] = field(default_factory=dict)
     labels: dict[str, Label] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
+    compound: dict[str, tarfile.TarInfo] = field(default_factory=dict)
+    """Pictures with a word between key and ending."""
 
     def take(self, shard: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         """Its key is the path up to the first dot of the last part, as in WebDataset."""
@@ -129,10 +141,15 @@ class _Index:
         if not member.isreg() or member.issparse() or ".." in parts or member.name.startswith("/"):
             self.skip(member, "no plain file inside the shard")
         elif f".{ending.lower()}".endswith(SUFFIXES):
-            if key in self.pictures:
+            is_plain = f".{ending.lower()}" in SUFFIXES  # KEY.jpg rather than KEY.depth.png, whichever comes first
+            if key in self.pictures and not (is_plain and key in self.compound):
                 self.skip(member, "there is another picture of the same key before it")
-            else:
-                self.pictures[key] = InTar(str(self.path), member.offset_data, member.size)
+                return
+            if key in self.compound:
+                self.skip(self.compound.pop(key), "there is another picture of the same key, without a word between")
+            if not is_plain:
+                self.compound[key] = member
+            self.pictures[key] = InTar(str(self.path), member.offset_data, member.size)
         elif ending in ("cls", "json") and member.size <= _LARGEST_LABEL:
             if member.name in self.names:
                 self.skip(member, "there is another label of the same name before it")
@@ -158,7 +175,7 @@ def _read_index(
                     raise tarfile.ReadError(f"{member.name} has {member.size} bytes")
                 if not member.isdir():
                     index.take(shard, member)
-    except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError, RecursionError) as error:
         if not index.pictures:
             raise DataError(f"{path} is no tar shard: {error}.") from error
         notes.append(f"{as_text(path.name)} is cut off; the {len(index.pictures)} pictures before that are used.")
@@ -173,7 +190,7 @@ def _parse_label(content: bytes, ending: str) -> Label | None:
     try:
         text = content.decode("utf-8").strip()
         if ending == "cls":
-            return int(text) if re.fullmatch(r"\d+", text) else text or None
+            return int(text) if re.fullmatch(r"-?\d+", text) else text or None
         told = json.loads(text)
     except (ValueError, RecursionError):
         return None

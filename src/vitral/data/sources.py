@@ -9,18 +9,20 @@ builtin:digits
 
 import hashlib
 import os
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from vitral.data.folders import open_folder, open_pictures
-from vitral.data.items import NO_LABEL, Dataset, InDigits, InFile, Item, digits
+from vitral.data.items import NO_LABEL, Dataset, InDigits, InFile, InTar, Item, digits
 from vitral.data.limits import BadPicture
 from vitral.errors import DataError
 
 HELD_OUT = 0.2
 """The part of each class that is held out where the data have no split of their own."""
+_END = 4096
+"""Bytes by which files of one size are told apart."""
 
 
 def open_data(data: str | Path, *, labelled: bool = True) -> Dataset:
@@ -39,7 +41,7 @@ def _open(words: str, labelled: bool) -> Dataset:
     if words.startswith("hf:"):
         from vitral.data.hub import open_hub
 
-        return open_hub(words.removeprefix("hf:"))
+        return open_hub(words.removeprefix("hf:"), labelled=labelled)
     from vitral.data.shards import expand_braces, open_shards
 
     path = Path(os.path.expanduser(words))
@@ -78,30 +80,33 @@ def open_builtin(name: str) -> Dataset:
 # ---- a split where there is none ----
 
 
-def split_off(items: Iterable[Item], part: float = HELD_OUT, salt: str = "held out") -> tuple[list[Item], list[Item]]:
+def split_off(
+    items: Iterable[Item],
+    part: float = HELD_OUT,
+    salt: str = "held out",
+    leaders: Mapping[str, str] | None = None,
+) -> tuple[list[Item], list[Item]]:
     """(rest, part): about so many of each class, by a hash of their names, so that adding pictures moves no others.
 
-    Equal pictures come on one side; a class of two or more has at least one on each."""
+    Equal pictures come on one side; a class of two or more has at least one on each. ``leaders``: of find_equal, where
+    it is known already."""
     items = list(items)
     place = {item.key: _place(item.key, salt) for item in items}
-    leaders = _leaders(items)
-    chosen = {item.key for item in items if place[leaders[item.key]] < part}
-    per_class: dict[object, list[Item]] = {}
+    leaders = find_equal(items) if leaders is None else leaders
+    equal: dict[str, list[str]] = {}
+    groups_of: dict[int, set[str]] = {}
     for item in items:
-        per_class.setdefault(item.label, []).append(item)
-    for members in per_class.values():
-        groups = sorted({leaders[item.key] for item in members}, key=lambda key: place[key])
+        equal.setdefault(leaders[item.key], []).append(item.key)
+        for label in item.label if isinstance(item.label, tuple) else (item.label,):
+            groups_of.setdefault(label, set()).add(leaders[item.key])
+    chosen = {item.key for item in items if place[leaders[item.key]] < part}
+    for members in groups_of.values():
+        groups = sorted(members, key=lambda key: place[key])
         inside = [key for key in groups if key in chosen]
         if len(groups) > 1 and not inside:
-            moved, add = groups[0], True
-        elif len(groups) > 1 and len(inside) == len(groups):
-            moved, add = groups[-1], False
-        elif len(groups) == 1 and inside:
-            moved, add = groups[0], False  # the only picture of a class is for training
-        else:
-            continue
-        keys = {item.key for item in items if leaders[item.key] == moved}
-        chosen = chosen | keys if add else chosen - keys
+            chosen.update(equal[groups[0]])
+        elif inside and len(inside) == len(groups):  # the only picture of a class is for training
+            chosen.difference_update(equal[groups[-1]])
     return [item for item in items if item.key not in chosen], [item for item in items if item.key in chosen]
 
 
@@ -110,23 +115,48 @@ def _place(key: str, salt: str) -> float:
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
-def _leaders(items: list[Item]) -> dict[str, str]:
-    """For each picture the first one of those that are equal to it, byte for byte."""
-    leaders, first = {}, {}
-    sizes = {item.key: _size(item) for item in items}
-    shared = {size for size, number in Counter(sizes.values()).items() if number > 1 and size is not None}
+def find_equal(items: Sequence[Item]) -> dict[str, str]:
+    """For each picture the first one of those that are equal to it, byte for byte. Only those are read that have the
+    size and the end of another."""
+    alike: dict[int | None, list[Item]] = {}
     for item in items:
-        if sizes[item.key] not in shared:
-            leaders[item.key] = item.key
+        alike.setdefault(_size(item), []).append(item)
+    leaders = {item.key: item.key for item in items}
+    for size, same in alike.items():
+        if size is None or len(same) == 1:
             continue
-        try:
-            content = item.source.read()
-        except BadPicture:  # whoever loads it will tell
-            leaders[item.key] = item.key
-            continue
-        digest = hashlib.sha256(content if isinstance(content, bytes) else content.tobytes()).digest()
-        leaders[item.key] = first.setdefault(digest, item.key)
+        ends: dict[bytes, list[Item]] = {}
+        for item in same:
+            ends.setdefault(_end(item, size), []).append(item)
+        for close in ends.values():
+            if len(close) > 1:
+                leaders |= _equal_to_the_first(close)
     return leaders
+
+
+def _equal_to_the_first(items: Iterable[Item]) -> dict[str, str]:
+    first: dict[bytes, str] = {}
+    leaders = {}
+    for item in items:
+        with suppress(BadPicture):  # whoever loads it will tell
+            content = item.source.read()
+            digest = hashlib.sha256(content if isinstance(content, bytes) else content.tobytes()).digest()
+            leaders[item.key] = first.setdefault(digest, item.key)
+    return leaders
+
+
+def _end(item: Item, size: int) -> bytes:
+    """The last bytes of a large file; equal ones are compared as a whole."""
+    source = item.source
+    if size <= 2 * _END or not isinstance(source, InFile | InTar):
+        return b""
+    start = source.offset if isinstance(source, InTar) else 0
+    try:
+        with open(source.path, "rb") as stream:
+            stream.seek(start + size - _END)
+            return stream.read(_END)
+    except (OSError, ValueError, OverflowError):
+        return b""
 
 
 def _size(item: Item) -> int | None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from vitral.data.items import Dataset, Item
-from vitral.data.sources import split_off
+from vitral.data.sources import find_equal, split_off
 from vitral.errors import DataError
 
 SELECTION = 0.1
@@ -23,19 +23,21 @@ def settle_splits(data: Dataset, other: Dataset | None = None, selected: float =
     """What is trained on, what chooses the best epoch (a part of the training pictures, unless the data bring a
     validation split), and what is touched once, at the end."""
     train = data.splits.get("train", ())
+    leaders = None
     reasons = {}
     if other is not None:
         held, reasons["held_out"] = renumbered(other, data.classes), "as --val says"
     elif own := own_held_out(data):
         held, reasons["held_out"] = data.splits[own], f"the data's own {own} split"
     else:
-        rest, part = split_off(train)
+        leaders = find_equal(train)
+        rest, part = split_off(train, leaders=leaders)
         train, held = tuple(rest), tuple(part)
         reasons["held_out"] = A_FIFTH if data.classes else "about a fifth, by a hash of the names"
     if "val" in data.splits and ("test" in data.splits or other is not None):
         selection, reasons["selection"] = data.splits["val"], "the data's own val split"
     else:
-        rest, part = split_off(train, selected, salt="selection")
+        rest, part = split_off(train, selected, salt="selection", leaders=leaders)
         if part and len(rest) > len(part):
             train, selection = tuple(rest), tuple(part)
             reasons["selection"] = f"about {100 * selected:.6g} % of the training ones"
