@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from vitral.errors import ConfigError, VitralError, WeightsError
-from vitral.show.console import Format, show_json, show_lines
+from vitral.show.console import Format, show_json, show_lines, visible
 
 Dialect = Literal["native", "google", "big_vision", "timm", "huggingface", "torchvision", "bit"]
 TOLERANCE = 1e-5
@@ -49,7 +49,8 @@ def convert(
         show_json(result)
     elif format == "human":
         show_lines(
-            [
+            visible(line)
+            for line in [
                 f"{source} ({result['from']}) -> {target} ({to})",
                 f"Loaded again and compared on {result['images']} images: largest difference of features and logits "
                 f"{result['difference']:.1e}.",

@@ -28,8 +28,8 @@ def data(
     from vitral.data.scan import scan
     from vitral.data.sheet import contact_sheet
     from vitral.data.sources import open_data
+    from vitral.show.console import visible
     from vitral.show.data import show_scan
-    from vitral.show.predictions import visible
     from vitral.show.progress import with_progress
 
     if sheet is not None:

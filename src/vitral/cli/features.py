@@ -33,7 +33,8 @@ def features(
     from vitral.data.embeddings import check_target, write_features
     from vitral.data.files import find_pictures
     from vitral.predict import Failure, Predictor
-    from vitral.show.predictions import visible, writable
+    from vitral.show.console import visible
+    from vitral.show.predictions import writable
     from vitral.show.progress import progress_bar
 
     check_target(out)

@@ -13,6 +13,7 @@ from cyclopts.exceptions import CycloptsError, UnusedCliTokensError
 
 from vitral import __version__
 from vitral.errors import VitralError
+from vitral.show.console import visible
 
 app = App(
     name="vitral",
@@ -67,7 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def settle_streams() -> None:
-    """Names of files may hold what a terminal cannot show, and a stream may be closed."""
+    """Names of files may hold what a terminal cannot show, and a stream may be closed. What goes to a program or comes
+    from one is UTF-8 everywhere."""
+    for stream in (sys.stdout, sys.stdin):
+        if isinstance(stream, TextIOWrapper) and sys.platform == "win32" and not stream.isatty():
+            stream.reconfigure(encoding="utf-8")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
@@ -97,5 +102,5 @@ def _leave(code: int, message: str, debug: bool, error: Exception | None) -> Non
     if debug and error is not None:
         raise error
     if sys.stderr is not None:
-        print(f"vitral: {message}", file=sys.stderr)
+        print(f"vitral: {chr(10).join(map(visible, message.split(chr(10))))}", file=sys.stderr)
     sys.exit(code)

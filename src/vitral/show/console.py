@@ -41,3 +41,8 @@ def in_units(number: float, steps: tuple[str, ...], base: float = 1000) -> str:
 
 def in_bytes(number: float) -> str:
     return in_units(number, ("B", "KiB", "MiB", "GiB", "TiB"), base=1024)
+
+
+def visible(text: str) -> str:
+    """Names of files may hold anything; a terminal is not to obey it."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

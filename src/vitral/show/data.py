@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from vitral.show.console import human_console
-from vitral.show.predictions import visible
+from vitral.show.console import human_console, visible
 
 MOST_CLASSES, MOST_FILES = 20, 10
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from vitral.show.console import human_console
-from vitral.show.predictions import visible
+from vitral.show.console import human_console, visible
 
 MOST_CLASSES, MOST_LISTED = 20, 5
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from vitral.errors import ConfigError
+from vitral.show.console import visible
 
 Top = list[tuple[str, float]]
 
@@ -250,8 +251,3 @@ class QuietRows(Rows):
 
     def add_error(self, file: str, reason: str) -> None:
         self.stream.write("\n")
-
-
-def visible(text: str) -> str:
-    """Names of files may hold anything; a terminal is not to obey it."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

@@ -10,8 +10,7 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitral.show.console import Format, human_console
-from vitral.show.predictions import visible
+from vitral.show.console import Format, human_console, visible
 
 if TYPE_CHECKING:
     from vitral.train.events import Event

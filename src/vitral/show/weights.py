@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vitral.show.console import human_console, in_bytes
+from vitral.show.console import human_console, in_bytes, visible
 
 _KINDS = {
     "taken": "under the same name",
@@ -22,7 +22,9 @@ def show_checkpoint(described: Mapping[str, Any]) -> None:
     report = described["report"]
 
     def line(text: str, style: str | None = None) -> None:
-        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            "\n".join(map(visible, text.split("\n"))), style=style, highlight=False, markup=False, soft_wrap=True
+        )
 
     line(f"{report['dialect']} checkpoint ({report['format']})", "bold")
     line(described["path"], "dim")

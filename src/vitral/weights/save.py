@@ -106,6 +106,7 @@ def what_is_lost(content: Content, path: Path) -> tuple[dict[str, Any], list[str
 
 def _differences(draft: Draft, content: Content) -> list[str]:
     lost = [] if draft.labels == content.labels else ["labels"]
+    lost += ["words that a picture may have several labels"] if content.multi_label and not draft.multi_label else []
     return lost + ([] if draft.preprocess == content.preprocess else ["settings of the preprocessing"])
 
 

@@ -63,7 +63,9 @@ def find_told(file: TensorFile, style: Style, asked: Asked) -> Told:
     assumed: dict[str, str] = {}
     config = find_config(file, style, asked, described, assumed)
     preprocess = find_preprocess(config, file, assumed)
-    return Told(config=config, preprocess=preprocess, labels=find_labels(described), assumed=assumed)
+    is_multi = described.get("problem_type") == "multi_label_classification"
+    labels = find_labels(described)
+    return Told(config=config, preprocess=preprocess, labels=labels, multi_label=is_multi, assumed=assumed)
 
 
 def find_style(file: TensorFile) -> Style:
@@ -106,10 +108,11 @@ def find_config(
     block = f"{prefix}{style.layers}.0"
     if f"{block}.{style.mlp[0]}.weight" not in shapes:
         raise refuse("huggingface", f"its first layer has no MLP called {style.mlp[0]}")
-    for name, key, default in (("norm_eps", "layer_norm_eps", "1e-12"), ("activation", "hidden_act", "gelu")):
+    has_scale = f"{block}.layer_scale1.lambda1" in shapes
+    epsilon = 1e-6 if has_scale else 1e-12
+    for name, key, default in (("norm_eps", "layer_norm_eps", f"{epsilon:g}"), ("activation", "hidden_act", "gelu")):
         if key not in told:
             assumed[name] = f"{name}={default}: transformers' default, as no config.json tells {key}"
-    has_scale = f"{block}.layer_scale1.lambda1" in shapes
     has_head = "classifier.weight" in shapes or "classifier.bias" in shapes
     classes = file.shape("classifier.weight", 2) if has_head else (0, width)
     if classes[1] != width and "num_classes" not in asked:
@@ -121,7 +124,7 @@ def find_config(
         registers=registers,
         class_token=True,
         activation=find_activation(told),
-        norm_eps=told.get("layer_norm_eps", 1e-6 if has_scale else 1e-12),
+        norm_eps=told.get("layer_norm_eps", epsilon),
         layer_scale=1e-5 if has_scale else None,
         position_resample="bicubic-antialias" if registers else "bicubic",
     )

@@ -133,7 +133,9 @@ def find_config(
 def find_pool(file: TensorFile, told: ConfigJson) -> str:
     if "attn_pool.latent" in file.shapes:
         return "map"
-    if "cls_token" not in file.shapes or "fc_norm.weight" in file.shapes:
+    if "cls_token" not in file.shapes:
+        return "mean"
+    if told.global_pool is None and "fc_norm.weight" in file.shapes:
         return "mean"
     return told.pool
 

@@ -19,7 +19,7 @@ _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "relu": "relu"}
 _POOLS = {"avg": "mean", "token": "token", "": "none", "map": "map"}
 _ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (  # what timm's names imply and its files do not say
     (
-        r"(base_patch32|large_patch16|so400m_patch16|giantopt_patch16)_siglip.*(256|384|512)",
+        r"base_patch32_siglip|large_patch16_siglip(_gap)?_512|(so400m|giantopt)_patch16_siglip",
         {"activation": "gelu-tanh"},
     ),
     (r"vit_base_patch16_gap_224", {"heads": 16}),
@@ -109,6 +109,8 @@ def _check(told: ConfigJson) -> None:
 def find_preprocess(config: ViTConfig, relative: str, told: ConfigJson, assumed: dict[str, str]) -> Preprocess:
     if (described := told_preprocess(config, told)) is not None:
         return described
+    if relative == "timm" and (config.layer_scale is not None or config.norm_after_pool):
+        relative = "DeiT III or a fine-tuned MAE"
     if relative != "timm":
         assumed["preprocess"] = f"preprocessing: ImageNet's mean and std, bicubic, centre crop, as {relative} has it"
         return imagenet_preprocess(config.image_hw, "bicubic").with_channels(config.channels)

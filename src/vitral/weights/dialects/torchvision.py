@@ -2,6 +2,7 @@
 mean and deviation. Its conv stem and the older names of its MLP are read, too."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,12 @@ def read(file: TensorFile, asked: Asked) -> Draft:
 def find_told(file: TensorFile, asked: Asked) -> Told:
     assumed: dict[str, str] = {}
     config = find_config(file, asked, assumed)
-    preprocess = imagenet_preprocess(config.image_hw, "bilinear").with_channels(config.channels)
-    assumed["preprocess"] = "preprocessing: ImageNet's mean and std, bilinear, centre crop, as torchvision has it"
-    return Told(config=config, preprocess=preprocess, assumed=assumed)
+    preprocess, how = imagenet_preprocess(config.image_hw, "bilinear"), "bilinear"
+    if min(config.image_hw) >= 384:  # SWAG's, which were fine-tuned at a higher resolution
+        preprocess = replace(imagenet_preprocess(config.image_hw, "bicubic"), crop_fraction=1.0)
+        how = "bicubic"
+    assumed["preprocess"] = f"preprocessing: ImageNet's mean and std, {how}, centre crop, as torchvision has it"
+    return Told(config=config, preprocess=preprocess.with_channels(config.channels), assumed=assumed)
 
 
 def find_config(file: TensorFile, asked: Asked, assumed: dict[str, str]) -> ViTConfig:
