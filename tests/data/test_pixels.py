@@ -11,6 +11,7 @@ import vitral
 from tests.conftest import small_model
 from tests.data.pictures import encoded, photo
 from vitral import Preprocess
+from vitral.data.decode import decode
 from vitral.data.pixels import crop_and_resize, normalise, prepare, resized
 
 PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -59,6 +60,13 @@ def test_native_rounds_to_patches_and_is_bounded(original: tuple[int, int], expe
     preprocess = Preprocess(size=(64, 64), resize="native")
     assert resized(preprocess, original, (16, 16)) == expected
     assert prepare(np.zeros((*original, 3), np.uint8), preprocess, patch=(16, 16)).shape == (3, *expected)
+
+
+@pytest.mark.parametrize("how", [{"antialias": False}, {"interpolation": "nearest"}])
+def test_without_antialiasing_a_jpeg_is_the_picture_in_it(how: dict[str, Any]) -> None:
+    content = encoded(photo(75, 100).resize((800, 600), Image.Resampling.BICUBIC), "JPEG", quality=90)
+    preprocess = Preprocess(size=(64, 64), **how)
+    assert torch.equal(prepare(content, preprocess), prepare(decode(content), preprocess))
 
 
 def test_large_jpegs_are_decoded_small_and_look_the_same() -> None:

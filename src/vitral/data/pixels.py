@@ -29,7 +29,10 @@ def prepare(
     if isinstance(content, bytes):
         header = read_header(content, limits)
         size = resized(preprocess, (header.height, header.width), patch)
-        pixels = _decode(content, header, preprocess, shrink_for((header.height, header.width), size), limits)
+        # Who asks for single pixels, not for means of them, gets those of the file.
+        means = preprocess.antialias and preprocess.interpolation != "nearest"
+        shrink = shrink_for((header.height, header.width), size) if means else 1
+        pixels = _decode(content, header, preprocess, shrink, limits)
         original = header.height, header.width
     else:
         pixels, original = content, (content.shape[0], content.shape[1])

@@ -48,7 +48,9 @@ class Best:
         return bool(patience) and self.epoch >= 0 and epoch - self.epoch >= patience
 
 
-def save_best(run: Run, model: Network, preprocess: Preprocess, data: Dataset, config: TrainConfig) -> None:
+def save_best(
+    run: Run, model: Network, preprocess: Preprocess, data: Dataset, config: TrainConfig, base_sha256: str | None
+) -> None:
     """Complete, also where only a part was trained; that part beside it as a small file."""
     whole = build(model.config)
     whole.load_state_dict(merged_state(model.state_dict()))
@@ -56,4 +58,4 @@ def save_best(run: Run, model: Network, preprocess: Preprocess, data: Dataset, c
     checkpoint = Checkpoint(model=whole, preprocess=preprocess, labels=labels, multi_label=data.multi_label)
     save(checkpoint, run.model)
     if config.from_weights and config.tune.what != "all":
-        save_adapter(run.adapter, model, config.from_weights)
+        save_adapter(run.adapter, model, config.from_weights, base_sha256)

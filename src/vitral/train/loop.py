@@ -139,7 +139,7 @@ class Training(ABC):
 
     def settle(self) -> Iterator[Event]:
         """The data, what of them is held out, and every setting that was left open."""
-        other = None if self.config.val is None else self.open(self.config.val)
+        other = self.other = None if self.config.val is None else self.open(self.config.val)
         yield from (Warned(message=note) for note in self.data.notes)
         yield from self.decided
         self.check_data()
@@ -164,6 +164,8 @@ class Training(ABC):
         choose_device(config.device)  # a resumed run may find itself on another machine
         torch.manual_seed(config.seed)
         model, self.preprocess, done = build_model(config, self.classes)
+        is_part = config.from_weights and config.tune.what != "all"  # whose file names what it belongs to
+        self.base_sha256 = identify(str(config.from_weights)).get("sha256") if is_part else None
         if not self.resumed:
             yield from (Warned(message=f"{config.from_weights}: {sentence}") for sentence in done)
         self.objective = self.make_objective(model)
@@ -175,11 +177,13 @@ class Training(ABC):
         if isinstance(self.place, Run):
             self.folder = self.place
             told = self.folder.read_json(self.folder.manifest)
-            if told.get("data_fingerprint", self.data.fingerprint()) != self.data.fingerprint():
-                raise DataError(
-                    f"The data are not those that {self.folder.folder} began with.",
-                    hint="Bring them back, or start anew.",
-                )
+            for name, data in (("data", self.data), ("val", self.other)):
+                if data is not None and told.get(f"{name}_fingerprint", data.fingerprint()) != data.fingerprint():
+                    raise DataError(
+                        f"The {'data' if name == 'data' else 'pictures of --val'} are not those that "
+                        f"{self.folder.folder} began with.",
+                        hint="Bring them back, or start anew.",
+                    )
             return
         if self.config.from_weights:
             name = Path(self.config.from_weights.removeprefix("hf:")).stem
@@ -215,6 +219,7 @@ class Training(ABC):
             yield from self.restore()
         else:
             self.folder.write_config(as_toml(self.config))
+            self.folder.write_json(self.folder.manifest, self.described())
             yield from self.measure_before()
             self.folder.write_json(self.folder.manifest, self.described())
         parameters = list(self.learner.model.parameters())
@@ -228,7 +233,8 @@ class Training(ABC):
         )
 
     def described(self) -> dict[str, Any]:
-        return describe_run(self.config, self.data, self.splits, self.decisions, self.baseline)
+        told = describe_run(self.config, self.data, self.splits, self.decisions, self.baseline)
+        return told | ({} if self.other is None else {"val_fingerprint": self.other.fingerprint()})
 
     # ---- state ----
 
@@ -243,6 +249,9 @@ class Training(ABC):
         self.baseline = Baseline(**manifest["baseline"]) if manifest.get("baseline") else None
         if state is None:
             yield Warned(message="No state was saved before the run ended; it starts over.")
+            if self.baseline is None:
+                yield from self.measure_before()
+                manifest["baseline"] = None if self.baseline is None else asdict(self.baseline)
         else:
             check_fits(state, self.learner.state(), self.folder.folder)
             self.learner.load(state.tensors)
@@ -425,7 +434,7 @@ class Training(ABC):
         yield EpochEnded(epoch=epoch, step=self.step, is_best=is_best, seconds=self.seconds, **numbers)
 
     def save_best(self) -> None:
-        save_best(self.folder, self.learner.model, self.preprocess, self.data, self.config)
+        save_best(self.folder, self.learner.model, self.preprocess, self.data, self.config, self.base_sha256)
 
     def take_model(self, model: Network) -> None:
         """The best one, in place of the last."""

@@ -16,7 +16,6 @@ from vitral.model.network import Network
 from vitral.model.vit import ViT
 from vitral.train.config import Tune
 from vitral.weights.files import written_aside
-from vitral.weights.identity import identify
 
 ADAPTER = "vitral.adapter"
 
@@ -88,9 +87,9 @@ def adapter_state(model: Network) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in model.state_dict().items() if name in trained}
 
 
-def save_adapter(path: Path, model: Network, base: str) -> None:
+def save_adapter(path: Path, model: Network, base: str, sha256: str | None) -> None:
     """The trained part alone, with the SHA-256 of the checkpoint that it belongs to."""
-    told = {"base": base, "base_sha256": identify(base).get("sha256")}
+    told = {"base": base, "base_sha256": sha256}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in adapter_state(model).items()}
     with written_aside(path) as aside:
         save_file(tensors, aside, metadata={ADAPTER: json.dumps(told)})
