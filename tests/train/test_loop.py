@@ -18,6 +18,7 @@ from vitral.measure.metrics import Scores
 from vitral.train.begin import train
 from vitral.train.best import Best
 from vitral.train.events import (
+    Baseline,
     Began,
     Decided,
     EpochEnded,
@@ -291,6 +292,27 @@ def test_the_best_network_is_looked_for_when_a_run_goes_on(folder: Path, tmp_pat
     assert any("The best network so far is lost" in event.message for event in events if isinstance(event, Warned))
     assert last(events, Finished).best_step == 10
     vitral.load(tmp_path / "run" / "model.safetensors")
+
+
+def test_other_pictures_of_val_are_refused(folder: Path, tmp_path: Path) -> None:
+    class_folders(tmp_path / "val", {"red": 4, "green": 4, "blue": 4}, size=(20, 24))
+    leave_at(7, train(folder, out=tmp_path / "run", **{**TINY, "val": str(tmp_path / "val")}))
+    (tmp_path / "val" / "red" / "000.png").unlink()
+    with pytest.raises(vitral.DataError, match="pictures of --val are not those"):
+        list(train(resume=tmp_path / "run"))
+
+
+def test_what_the_checkpoint_knew_is_measured_though_the_run_ended_before(folder: Path, tmp_path: Path) -> None:
+    run(folder, tmp_path / "base")
+    settings = {**TINY, "from": str(tmp_path / "base" / "model.safetensors"), "optim": dict(lr=1e-3)}
+    settings.pop("model")
+    settings.pop("network")
+    for event in train(folder, out=tmp_path / "run", **settings):
+        if isinstance(event, Measuring):
+            break  # as if it were killed there
+    told = list(train(resume=tmp_path / "run"))
+    assert [event for event in told if isinstance(event, Baseline)]
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["baseline"] is not None
 
 
 def test_a_warm_up_without_an_end_is_told(folder: Path, tmp_path: Path) -> None:
