@@ -217,12 +217,21 @@ def test_bad_pictures_are_listed_and_too_many_stop(tmp_path: Path) -> None:
         run(data, tmp_path / "many")
 
 
-def test_half_precision_learns_and_leaves_out_steps_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
+def test_half_precision_learns_and_leaves_out_steps_that_do_not_fit(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events = run(folder, tmp_path / "run", precision="float16", epochs=6)
     assert last(events, Finished).held_out["top1"] > 0.8
     state, _ = load_state(tmp_path / "run" / "state")
     assert state is not None
     assert 1 <= state.facts["loss_scale"] <= 2**14
+    monkeypatch.setattr("vitral.train.learner.STEPS_IN_RANGE", 5)  # so many that fit, and the scale rises again
+    leave_at(7, train(folder, out=tmp_path / "left", **{**TINY, "precision": "float16", "epochs": 6}))
+    list(train(resume=tmp_path / "left"))
+    run(folder, tmp_path / "whole", precision="float16", epochs=6)
+    states = [load_state(tmp_path / name / "state")[0] for name in ("whole", "left")]
+    scales = [found.facts["loss_scale"] for found in states if found is not None]
+    assert scales[0] == scales[1] > state.facts["loss_scale"]
 
 
 def test_the_best_epoch_is_by_top1_and_by_loss_where_few_pictures_cannot_tell() -> None:
@@ -242,6 +251,20 @@ def test_early_stopping_and_time_budget(folder: Path, tmp_path: Path) -> None:
     events = run(folder, tmp_path / "b", epochs="auto", minutes=0.02)
     assert "fit the time" in [event for event in events if isinstance(event, Decided)][-1].reason
     assert "epochs = auto" not in (tmp_path / "b" / "config.toml").read_text()
+
+
+def test_a_time_budget_knows_what_is_measured(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of 8 pictures takes three seconds, so looking at a picture takes an eighth of one."""
+    monkeypatch.setattr(Learner, "time_a_step", lambda *_: 3.0)
+    monkeypatch.setattr(Learner, "learn", lambda *_: 1.0)
+    plain = last(run(folder, tmp_path / "a", epochs="auto", minutes=5), Began)
+    class_folders(tmp_path / "val", {"red": 200, "green": 200, "blue": 200}, size=(20, 24))
+    large = last(run(folder, tmp_path / "b", epochs="auto", minutes=5, val=str(tmp_path / "val")), Began)
+    assert large.steps < plain.steps
+    for found in (plain, large):
+        report = json.loads((found.folder / "report.json").read_text())["data"]["pictures"]
+        seconds = 3 * found.steps + (report["selection"] * found.steps / found.batches + report["held_out"]) / 8
+        assert seconds == pytest.approx(0.85 * 300, abs=4)
 
 
 def test_the_last_step_can_be_kept_instead(folder: Path, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import count, islice
 from math import isfinite
+from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,9 @@ from vitral.train.config import TrainConfig
 from vitral.train.objectives import Objective
 from vitral.train.optim import Average, Optimiser, Swapped
 from vitral.train.tune import choose_parameters
+
+STEPS_IN_RANGE = 1000
+"""Without an overflow of float16, before a larger scale is tried again."""
 
 
 class TrainingError(VitralError):
@@ -38,6 +43,7 @@ class Learner:
         self.together = nn.ModuleList([model, objective.extra])
         self.average = Average(self.together, config.ema) if config.ema else None
         self.loss_scale = 2.0**14 if config.precision == "float16" else 1.0  # lifts gradients into float16's range
+        self.steps_in_range = 0
 
     def learn(self, batch: Batch, step: int, factor: float) -> float:
         """Moves the weights by one batch, and gives its loss. TrainingError before anything that is not finite."""
@@ -51,6 +57,7 @@ class Learner:
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.optim.clip or float("inf"))
         if self.loss_scale > 1 and not torch.isfinite(norm):
             self.loss_scale /= 2  # too large for float16: this step is left out, and the next one is smaller
+            self.steps_in_range = 0
         elif not torch.isfinite(norm) or not isfinite(loss):
             raise TrainingError(
                 f"the loss is {loss} and the norm of the gradients {norm.item()}",
@@ -58,6 +65,9 @@ class Learner:
             )
         else:
             self.optimiser.step(factor)
+            self.steps_in_range += 1
+            if self.config.precision == "float16" and self.steps_in_range % STEPS_IN_RANGE == 0:
+                self.loss_scale = min(2 * self.loss_scale, 2.0**16)  # or small gradients would stay lost for good
         self.optimiser.zero_grad()
         if self.average is not None:
             self.average.update(self.together)
@@ -81,19 +91,18 @@ class Learner:
         return total
 
     def time_a_step(self, loader: Loader) -> float:
-        """Seconds: the median of a few steps that change nothing."""
+        """Seconds: the median of a few steps that change nothing, after a first one that finds everything cold."""
         state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         times = []
         start = time.perf_counter()
-        for number, batch in enumerate(loader.epoch(0)):  # from batch to batch: loading takes time, too
+        batches = (batch for epoch in count() for batch in loader.epoch(epoch))
+        for batch in islice(batches, 8):  # from batch to batch: loading takes time, too
             self.gradients(batch, step=0)
             self.optimiser.zero_grad()
             times.append(time.perf_counter() - start)
             start = time.perf_counter()
-            if number == 6:
-                break
         self.model.load_state_dict(state)
-        return sorted(times)[len(times) // 2] * 1.15  # the optimiser and evaluation
+        return median(times[1:]) * 1.1  # the optimiser
 
     def precision(self) -> AbstractContextManager[object]:
         if self.config.precision == "float32":

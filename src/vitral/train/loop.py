@@ -195,7 +195,7 @@ class Training(ABC):
         """How many steps; with a time budget by the speed of a few, and then never again."""
         if self.config.epochs == "auto":
             seconds = self.learner.time_a_step(self.loader)
-            steps = max(1, round(0.85 * 60 * float(self.config.minutes or 0) / seconds))
+            steps = self.steps_within(60 * float(self.config.minutes or 0), seconds)
             epochs = steps / self.loader.batches
             self.config = replace(self.config, epochs=epochs)
             yield Decided(
@@ -212,6 +212,14 @@ class Training(ABC):
                 message=f"The warm-up takes {self.warmup:,} steps and the run has {self.steps:,}: the rate never "
                 "comes to its peak. Set optim.warmup_steps."
             )
+
+    def steps_within(self, budget: float, seconds: float) -> int:
+        """How many steps fit, with what is measured after each epoch and at the end; a picture that is only looked at
+        takes a third of one that is learnt from."""
+        each = seconds / 3 / self.loader.batch_size
+        per_epoch = self.loader.batches * seconds + len(self.selection.pictures) * each
+        left = 0.85 * budget - len(self.held_out.pictures) * each
+        return max(1, round(left / per_epoch * self.loader.batches))
 
     def start(self) -> Iterator[Event]:
         """Writes down what was decided, or takes up the state of the run."""
@@ -256,6 +264,7 @@ class Training(ABC):
             check_fits(state, self.learner.state(), self.folder.folder)
             self.learner.load(state.tensors)
             self.learner.loss_scale = state.facts["loss_scale"]
+            self.learner.steps_in_range = state.facts.get("steps_in_range", 0)
             self.best, self.unreadable = Best(**state.facts["best"]), Unreadable(**state.facts["unreadable"])
             for name in _FACTS & state.facts.keys():
                 setattr(self, name, state.facts[name])
@@ -286,6 +295,7 @@ class Training(ABC):
         facts = {name: getattr(self, name) for name in _FACTS}
         facts |= {
             "loss_scale": self.learner.loss_scale,
+            "steps_in_range": self.learner.steps_in_range,
             "best": asdict(self.best),
             "unreadable": asdict(self.unreadable),
         }
