@@ -9,6 +9,7 @@ import vitral
 from tests.data.pictures import encoded, photo
 from tests.data.test_sources import keys, samples, write_shard
 from vitral.data.decode import BadPicture
+from vitral.data.items import named_split
 from vitral.data.shards import expand_braces
 from vitral.data.sources import open_data
 
@@ -56,6 +57,8 @@ def test_a_word_of_the_name_tells_the_split(tmp_path: Path) -> None:
     assert data.notes == ("Taken for training, as the name says no split: more-0.tar.",)
     data = open_data(f"{tmp_path}/{{train,imagenet-val}}-0.tar")
     assert {split: len(items) for split, items in data.splits.items()} == {"train": 2, "val": 2}
+    assert open_data(f"{tmp_path}/imagenet-val-0.tar").splits.keys() == {"train"}  # it was asked for
+    assert named_split("crash-test-signs-train-000.tar") == "train"
 
 
 def test_a_negative_label_is_left_out(tmp_path: Path) -> None:

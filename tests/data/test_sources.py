@@ -110,6 +110,15 @@ def test_a_class_called_train_is_a_class(tmp_path: Path) -> None:
     assert open_data(tmp_path).classes == ("a", "b")
 
 
+def test_splits_without_labels_stay_apart(tmp_path: Path) -> None:
+    for name, number in (("train", 3), ("test", 2), ("masks", 4)):
+        (tmp_path / name).mkdir()
+        for index in range(number):
+            photo(seed=index).save(tmp_path / name / f"{index}.png")
+    data = open_data(tmp_path, labelled=False)
+    assert {split: len(items) for split, items in data.splits.items()} == {"train": 3, "test": 2}
+
+
 def test_pictures_that_are_left_out_are_told(tmp_path: Path) -> None:
     class_folders(tmp_path, {"cat": 2, "dog": 2}, split="train")
     (tmp_path / "test").mkdir()

@@ -66,6 +66,13 @@ def test_a_few_shots_ask_for_a_few_pictures(data: Path, weights: Path, passes: l
     assert few.few_shot == evaluate(weights, data, few_shot=(1, 2), knn=3, cache=False).few_shot
 
 
+def test_a_few_shots_are_found_among_all(cache: Path, data: Path, weights: Path, passes: list[int]) -> None:
+    evaluate(weights, data, knn=3)
+    computed = sum(passes)
+    evaluate(weights, data, few_shot=2)
+    assert sum(passes) == computed
+
+
 @pytest.mark.parametrize("change", ["weights", "picture", "size", "precision", "more pictures"])
 def test_what_changed_is_computed(
     cache: Path, data: Path, weights: Path, passes: list[int], change: str, tmp_path: Path

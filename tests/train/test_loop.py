@@ -1,6 +1,7 @@
 """Runs on small data: what is decided, what is written, what a resume does, what stops a run."""
 
 import json
+import multiprocessing
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tests.train.leaving import leave_at
 from vitral.data.sources import open_data
 from vitral.data.splits import settle_splits
 from vitral.measure.metrics import Scores
-from vitral.train.begin import train
+from vitral.train.begin import go_on, train
 from vitral.train.best import Best
 from vitral.train.events import (
     Baseline,
@@ -30,6 +31,7 @@ from vitral.train.events import (
     Stepped,
     Warned,
 )
+from vitral.train.layers import reopen
 from vitral.train.learner import Learner, TrainingError
 from vitral.train.state import load_state
 
@@ -317,12 +319,55 @@ def test_the_best_network_is_looked_for_when_a_run_goes_on(folder: Path, tmp_pat
     vitral.load(tmp_path / "run" / "model.safetensors")
 
 
+def test_what_was_lost_after_the_last_step_is_made_again(folder: Path, tmp_path: Path) -> None:
+    for event in train(folder, out=tmp_path / "run", **TINY):
+        if isinstance(event, Measuring) and event.what == "held out":
+            signal.raise_signal(signal.SIGINT)
+    (tmp_path / "run" / "model.safetensors").unlink()
+    events = list(train(resume=tmp_path / "run"))
+    assert any("is lost" in event.message for event in events if isinstance(event, Warned))
+    assert last(events, Finished).best_step == 10
+    vitral.load(tmp_path / "run" / "model.safetensors")
+
+
+def test_a_run_that_keeps_its_last_step_misses_no_best_one(folder: Path, tmp_path: Path) -> None:
+    leave_at(7, train(folder, out=tmp_path / "run", **{**TINY, "keep": "last"}))
+    assert not [event for event in train(resume=tmp_path / "run") if isinstance(event, Warned)]
+
+
+def test_processes_that_load_pictures_may_end_with_the_run(folder: Path, tmp_path: Path) -> None:
+    """A scheduler sends a signal to all; here it comes while an epoch is measured."""
+    for event in train(folder, out=tmp_path / "run", **{**TINY, "workers": 1}):
+        if isinstance(event, Measuring):
+            for child in multiprocessing.active_children():
+                child.terminate()
+            signal.raise_signal(signal.SIGTERM)
+    assert isinstance(event, Interrupted)
+    assert isinstance(list(train(resume=tmp_path / "run"))[-1], Finished)
+    run(folder, tmp_path / "whole")
+    same(tmp_path / "whole", tmp_path / "run")
+
+
+def test_another_base_is_refused(folder: Path, tmp_path: Path) -> None:
+    run(folder, tmp_path / "base")
+    base = tmp_path / "base" / "model.safetensors"
+    given = {"from": str(base), "tune": dict(what="head"), "batch_size": 8, "epochs": 2, "device": "cpu", "workers": 0}
+    leave_at(3, train(folder, out=tmp_path / "run", **given))
+    run(folder, tmp_path / "other", seed=5)
+    base.write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
+    with pytest.raises(vitral.WeightsError, match="not the checkpoint that"):
+        list(train(resume=tmp_path / "run"))
+
+
 def test_other_pictures_of_val_are_refused(folder: Path, tmp_path: Path) -> None:
     class_folders(tmp_path / "val", {"red": 4, "green": 4, "blue": 4}, size=(20, 24))
-    leave_at(7, train(folder, out=tmp_path / "run", **{**TINY, "val": str(tmp_path / "val")}))
+    leave_at(7, train(folder, out=tmp_path / "left", **{**TINY, "val": str(tmp_path / "val")}))
+    run(folder, tmp_path / "whole", val=str(tmp_path / "val"))
     (tmp_path / "val" / "red" / "000.png").unlink()
     with pytest.raises(vitral.DataError, match="pictures of --val are not those"):
-        list(train(resume=tmp_path / "run"))
+        list(train(resume=tmp_path / "left"))
+    with pytest.raises(vitral.DataError, match="not those that the run held out"):
+        vitral.evaluate(tmp_path / "whole")
 
 
 def test_what_the_checkpoint_knew_is_measured_though_the_run_ended_before(folder: Path, tmp_path: Path) -> None:
@@ -346,10 +391,13 @@ def test_a_warm_up_without_an_end_is_told(folder: Path, tmp_path: Path) -> None:
 
 
 def test_several_processes_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_at(3, train(folder, out=tmp_path / "begun", **TINY))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(vitral.ConfigError, match="without torchrun"):
         run(folder, tmp_path / "run")
+    with pytest.raises(vitral.ConfigError, match="without torchrun"):
+        list(go_on(*reopen(tmp_path / "begun", None, {})))
 
 
 def test_many_short_epochs_are_not_all_measured_and_saved(

@@ -97,6 +97,15 @@ def test_other_targets(target: str, tmp_path: Path) -> None:
     vitral.write_report(tmp_path / "run")
 
 
+def test_a_batch_in_parts_is_the_same_batch(tmp_path: Path) -> None:
+    found = []
+    for parts in (1, 4):
+        settings = {**TINY, "steps": 4, "accumulate": parts}
+        events = list(train("builtin:digits", out=tmp_path / str(parts), **settings))
+        found.append(last(events, Finished).held_out)
+    assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=1e-4)  # also while it is measured
+
+
 def test_pixels_are_told_by_their_loss(tmp_path: Path) -> None:
     words = [
         "train",

@@ -63,6 +63,21 @@ def test_what_a_preprocessor_says(processor: dict[str, Any], fraction: float, sa
     assert [said in sentence for sentence in assumed] == ([True] if said else [])
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["deit3_small_patch16_224", "vit_little_patch16_reg4_gap_256", "test_vit2"],
+)
+def test_what_is_guessed_of_a_bare_file_is_what_timm_uses(name: str, tmp_path: Path) -> None:
+    mend_torchvision()
+    import timm
+
+    theirs: Any = timm.create_model(name, depth=1)
+    torch.save(theirs.state_dict(), tmp_path / "bare.pth")
+    found = vitral.load(tmp_path / "bare.pth", heads=theirs.blocks[0].attn.num_heads)
+    assert found.preprocess.mean == pytest.approx(theirs.pretrained_cfg["mean"])
+    assert found.preprocess.std == pytest.approx(theirs.pretrained_cfg["std"])
+
+
 def test_what_timms_names_imply_is_what_timm_builds() -> None:
     mend_torchvision()
     import timm

@@ -183,7 +183,7 @@ _LAWS = {"resized": resized_box, "inception": inception_box, "squashed": squashe
 def aligned(box: Box, size: tuple[int, int], preprocess: Preprocess) -> Box:
     """A box that a JPEG decoded at a fraction of its size has whole pixels for: at most seven pixels off, in boxes that
     are at least twice as large as the result."""
-    shrink = shrink_for(box[2:], preprocess.size)
+    shrink = shrink_for(box[2:], preprocess.size, preprocess)
     if shrink == 1:
         return box
     top, left, height, width = (side // shrink * shrink for side in box)

@@ -39,7 +39,7 @@ def open_folder(folder: Path) -> Dataset:
     notes = [f"Left out, as there is no picture in it: {name}." for name in sorted(named - filled, key=natural_order)]
     notes += [f"Left out, as it is a link to other classes: {_key(link, folder)}." for link in aside.links]
     for home in homes:
-        if loose := sum(entry.name.lower().endswith(SUFFIXES) for entry in os.scandir(home) if entry.is_file()):
+        if loose := sum(_is_picture(entry.name) for entry in os.scandir(home) if entry.is_file()):
             where = "beside the class folders" if home == folder else f"of {_key(home, folder)} in no class folder"
             notes.append(f"Left out: {loose:,} {'picture' if loose == 1 else 'pictures'} {where}.")
     if aside.endings:
@@ -74,8 +74,13 @@ def split_folders(folder: Path) -> dict[Path, str]:
     splits = {entry: SPLITS[entry.name.lower()] for entry in below if entry.name.lower() in SPLITS}
     if len(below) == len(splits):
         return splits
-    is_one = "train" in splits.values() and any(_is_folder(inner) for home in splits for inner in home.iterdir())
+    is_one = len(set(splits.values())) > 1 or any(_is_folder(inner) for home in splits for inner in home.iterdir())
+    is_one = is_one and "train" in splits.values()
     return splits if is_one else {}
+
+
+def _is_picture(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
 
 
 def _is_folder(path: Path) -> bool:
@@ -140,7 +145,7 @@ def pictures_below(
         for name in sorted(names):
             if name.startswith("."):
                 continue
-            if name.lower().endswith(SUFFIXES):
+            if _is_picture(name):
                 yield Path(place, name)
             else:
                 aside.endings[as_text(Path(name).suffix.lower()) or "no ending"] += 1

@@ -35,8 +35,8 @@ SPLITS = {
 
 
 def named_split(name: str) -> str | None:
-    """train-00000.tar -> train: the first word that is one."""
-    return next((SPLITS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLITS), None)
+    """crash-test-train-00000.tar -> train: the last word that is one."""
+    return next((SPLITS[word] for word in reversed(re.split(r"[^a-z]+", name.lower())) if word in SPLITS), None)
 
 
 class Source(Protocol):

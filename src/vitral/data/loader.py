@@ -140,7 +140,8 @@ class _Jobs:
 
 
 def _leave_interrupts_to_the_loop(_: int) -> None:
-    """Ctrl-C reaches every process of a terminal, and the one that trains wants the rest of its batch."""
+    """Ctrl-C reaches every process of a terminal, and the one that trains wants the rest of its batch. SIGTERM is what
+    multiprocessing ends its children by, and stays that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -29,9 +29,7 @@ def prepare(
     if isinstance(content, bytes):
         header = read_header(content, limits)
         size = resized(preprocess, (header.height, header.width), patch)
-        # Who asks for single pixels, not for means of them, gets those of the file.
-        means = preprocess.antialias and preprocess.interpolation != "nearest"
-        shrink = shrink_for((header.height, header.width), size) if means else 1
+        shrink = shrink_for((header.height, header.width), size, preprocess)
         pixels = _decode(content, header, preprocess, shrink, limits)
         original = header.height, header.width
     else:
@@ -88,7 +86,7 @@ def crop_and_resize(content: bytes | Pixels, box: Box, preprocess: Preprocess, l
     top, left, height, width = box
     if isinstance(content, bytes):
         header = read_header(content, limits)
-        shrink = shrink_for((height, width), preprocess.size)
+        shrink = shrink_for((height, width), preprocess.size, preprocess)
         if header.format != "JPEG" or any(side % shrink for side in box):
             shrink = 1
         pixels = _decode(content, header, preprocess, shrink, limits)
@@ -96,11 +94,14 @@ def crop_and_resize(content: bytes | Pixels, box: Box, preprocess: Preprocess, l
     else:
         pixels = content
     part = as_tensor(pixels)[:, top : top + height, left : left + width]
-    return resize(part, preprocess.size, preprocess.interpolation, antialias=True)
+    return resize(part, preprocess.size, preprocess.interpolation, preprocess.antialias)
 
 
-def shrink_for(size: Size, to: Size) -> int:
-    """By how much a JPEG may be shrunk while decoding, so that it still has to be shrunk afterwards: 1, 2, 4 or 8."""
+def shrink_for(size: Size, to: Size, preprocess: Preprocess) -> int:
+    """By how much a JPEG may be shrunk while decoding, so that it still has to be shrunk afterwards: 1, 2, 4 or 8. Who
+    asks for single pixels, not for means of them, gets those of the file."""
+    if not preprocess.antialias or preprocess.interpolation == "nearest":
+        return 1
     for shrink in (8, 4, 2):
         if size[0] >= shrink * to[0] and size[1] >= shrink * to[1]:
             return shrink

@@ -54,6 +54,8 @@ def open_shards(paths: Iterable[Path], folder: Path | None = None, *, labelled: 
     notes: list[str] = []
     paths = list(paths)
     named = {path: named_split(path.name) for path in paths}
+    if folder is None and len(set(named.values())) == 1:
+        named = dict.fromkeys(paths)  # shards that somebody chose are what is asked for, whatever they are called
     if any(named.values()) and (unnamed := [path.name for path, split in named.items() if split is None]):
         more = f" and {len(unnamed) - 1} more" if len(unnamed) > 1 else ""
         notes.append(f"Taken for training, as the name says no split: {as_text(unnamed[0])}{more}.")

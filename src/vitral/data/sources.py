@@ -88,8 +88,8 @@ def split_off(
 ) -> tuple[list[Item], list[Item]]:
     """(rest, part): about so many of each class, by a hash of their names, so that adding pictures moves no others.
 
-    Equal pictures come on one side; a class of two or more has at least one on each. ``leaders``: of find_equal, where
-    it is known already."""
+    Equal pictures come on one side; a class of two or more has at least one on each (of several labels a picture,
+    unless another of them needs it elsewhere). ``leaders``: of find_equal, where it is known already."""
     items = list(items)
     place = {item.key: _place(item.key, salt) for item in items}
     leaders = find_equal(items) if leaders is None else leaders

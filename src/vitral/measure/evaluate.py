@@ -1,7 +1,7 @@
 """From a model and data to an Evaluation: finds the held-out pictures, asks the model about each, and sums up."""
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -133,6 +133,8 @@ def choose_pictures(ready: Ready, data: str | Path | None, *, needs_train: bool)
         )
     if is_own:
         other = open_data(config["val"]) if config.get("val") else None
+        if data is None and other is not None:
+            check_val(other, manifest, config)
         splits = settle_splits(found, other, config.get("selection", SELECTION))
         return Asked(data=found, train=splits.train, held_out=splits.held_out, why=splits.reasons["held_out"])
     train = found.splits.get("train", ())
@@ -142,6 +144,16 @@ def choose_pictures(ready: Ready, data: str | Path | None, *, needs_train: bool)
         rest, part = split_off(train)
         return Asked(data=found, train=tuple(rest), held_out=tuple(part), why=A_FIFTH)
     return Asked(data=found, train=(), held_out=train, why="all pictures")
+
+
+def check_val(other: Dataset, manifest: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Whether the pictures of --val are those that the run held out; one without labels knows them without."""
+    seen = other if config.get("objective") != "masked-patches" else open_data(config["val"], labelled=False)
+    if manifest.get("val_fingerprint", seen.fingerprint()) != seen.fingerprint():
+        raise DataError(
+            f"The pictures at {config['val']} are not those that the run held out.",
+            hint="Name the data to measure on: vitral evaluate RUN DATA.",
+        )
 
 
 def _same_place(first: str, second: str) -> bool:
@@ -259,10 +271,11 @@ def measure_features(ready: Ready, asked: Asked, how: Options) -> Iterator[Progr
     labels = torch.tensor([item.label for item in asked.train])
     notes = tuple(_few(labels, asked.data.classes, how.shots))
     wanted = torch.arange(len(labels))
-    if how.knn is None:  # nothing is asked of the others
+    model = feature_cache.digest_of(ready) if how.cache else None
+    if how.knn is None and not (model and feature_cache.has(feature_cache.key_of(model, asked.train))):
+        # Nothing is asked of the others, and they are not there already.
         wanted = torch.cat([choose_shots(labels, max(how.shots), seed) for seed in SEEDS]).unique()
     found, computed, seconds = [], 0, 0.0
-    model = feature_cache.digest_of(ready) if how.cache else None
     for items in ([asked.train[place] for place in wanted.tolist()], asked.held_out):
         start, key = time.perf_counter(), None if model is None else feature_cache.key_of(model, items)
         features = None if key is None else feature_cache.read(key, items)

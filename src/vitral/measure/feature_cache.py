@@ -70,6 +70,12 @@ def _state_of(path: str) -> str:
         return "missing"
 
 
+def has(key: str) -> bool:
+    with suppress(RuntimeError):  # somebody without a home
+        return (cache_folder() / f"{key}.npz").is_file()
+    return False
+
+
 def read(key: str, items: Sequence[Item]) -> Gathered | None:
     """What was kept; None where there is nothing, or it is damaged."""
     try:

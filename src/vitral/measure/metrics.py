@@ -35,13 +35,14 @@ def score(logits: Tensor, labels: Tensor) -> Scores:
     images, classes = logits.shape
     if not images:
         return Scores(images=0, loss=nan, top1=nan, top5=nan)
-    # The first of several largest, as everywhere; topk may take any of them.
-    order = torch.cat([logits.argmax(1, keepdim=True), logits.topk(min(5, classes), dim=1).indices], dim=1)
     if labels.ndim == 1:
-        hits = order == labels[:, None]
+        # Of equal logits the first counts, as in argmax; topk may take any of them.
+        own, place = logits.gather(1, labels[:, None]), torch.arange(classes, device=logits.device)
+        ahead = ((logits > own) | ((logits == own) & (place < labels[:, None]))).sum(1, keepdim=True)
+        hits = ahead <= torch.tensor([0, 4], device=logits.device)
         loss = F.cross_entropy(logits.double(), labels)
     else:
-        hits = labels.gather(1, order) > 0
+        hits = labels.gather(1, logits.argsort(dim=1, descending=True, stable=True)[:, :5]) > 0
         loss = F.binary_cross_entropy_with_logits(logits.double(), labels.double()) * classes
     return Scores(
         images=images,

@@ -96,8 +96,11 @@ def to_device(images: Images, preprocess: Preprocess, device: torch.device) -> I
 
 
 def answers_as_it_is(model: Network, device: torch.device) -> bool:
-    is_there = all(tensor.dtype == torch.float32 and tensor.device == device for tensor in model.parameters())
-    return is_there and not model.training
+    def is_there(tensor: Tensor) -> bool:
+        same = tensor.device.type == device.type and device.index in (None, tensor.device.index)
+        return same and tensor.dtype == torch.float32
+
+    return not model.training and all(map(is_there, model.parameters()))
 
 
 def make_ready(

@@ -43,6 +43,12 @@ def in_bytes(number: float) -> str:
     return in_units(number, ("B", "KiB", "MiB", "GiB", "TiB"), base=1024)
 
 
+_HARMLESS = "\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{IDEOGRAPHIC SPACE}\N{ZERO WIDTH JOINER}"
+
+
 def visible(text: str) -> str:
     """Names of files may hold anything; a terminal is not to obey it."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    shown = (letter.isprintable() or letter in _HARMLESS for letter in text)
+    return "".join(
+        letter if is_shown else "\N{REPLACEMENT CHARACTER}" for letter, is_shown in zip(text, shown, strict=True)
+    )

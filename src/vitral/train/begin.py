@@ -1,6 +1,5 @@
 """The way in: from what was said to a run that goes on event by event."""
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -32,7 +31,6 @@ def train(
     ``config`` (a TOML file) come before them, as on the command line.
 
     ``resume`` goes on with a run; settings may be repeated, and must then be the same."""
-    check_alone()
     if resume is not None:
         return go_on(*reopen(Path(resume), data, settings, recipe=recipe, config=config, out=out))
     return train_settled(*gather_layers(data, flat(settings), recipe=recipe, config=config), out=out)
@@ -60,21 +58,11 @@ def train_settled(
     out: str | Path | None = None,
 ) -> Iterator[Event]:
     """A new run by settings that are complete; ``data`` is what they name, where it is open already."""
-    check_alone()
     check_objective(config)
     if out is not None:
         Run.check_free(Path(out))
     place = None if out is None else Path(out)
     return OBJECTIVES[config.objective](config, place, resumed=False, data=data, decided=decided).run()
-
-
-def check_alone() -> None:
-    """ConfigError under torchrun: its processes would each train a run of their own."""
-    if "RANK" in os.environ and (world := os.environ.get("WORLD_SIZE", "1")) != "1":
-        raise ConfigError(
-            f"WORLD_SIZE={world}: this run is one of several processes, and vitral trains in one so far.",
-            hint="Start it without torchrun.",
-        )
 
 
 def check_objective(config: TrainConfig) -> None:

@@ -74,10 +74,12 @@ def build_loaders(
     pictures = partial(Pictures, preprocess=preprocess, seed=config.seed, patch=patch)
     loader = partial(Loader, classes=len(data.classes), multi_label=data.multi_label, workers=int(config.workers))
     size = int(config.batch_size)
+    # What fits at a time; masked patches see to that by themselves, since what is hidden belongs to the whole batch.
+    looked_at = size // config.accumulate if config.objective == "classify" else size
     return (
         loader(
             pictures=pictures(splits.train, how=config.augment), batch_size=min(size, len(splits.train)), shuffle=True
         ),
-        loader(pictures=pictures(splits.selection), batch_size=size // config.accumulate),  # what fits at a time
-        loader(pictures=pictures(splits.held_out), batch_size=size // config.accumulate),
+        loader(pictures=pictures(splits.selection), batch_size=looked_at),
+        loader(pictures=pictures(splits.held_out), batch_size=looked_at),
     )

@@ -62,7 +62,8 @@ class Loss:
     smoothing: float = 0.0
     """Label smoothing."""
     class_weights: Literal["none", "balanced"] | Auto = "auto"
-    """balanced: rare classes count more; auto: when one class is over three times as common as another."""
+    """balanced: rare classes count more (of the sigmoid loss: their yes); auto: when one class is over three times as
+    common as another, and a picture has one label."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +151,7 @@ class TrainConfig:
     patience: int = 0
     """Stop when so many epochs brought nothing better; 0: never."""
     save_seconds: float = 30.0
-    """Time between saved states, besides every epoch that is kept."""
+    """Least time between saved states, besides every epoch that is kept; more where a state takes long to write."""
     most_bad: float = 0.01
     """The largest part of pictures that may be unreadable."""
 

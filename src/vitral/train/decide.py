@@ -202,7 +202,9 @@ class Decisions:
         ratio = max(found, default=1) / min(found, default=1)
         if self.config.objective != "classify":
             self.config = replace(self.config, loss=replace(self.config.loss, class_weights="none"))
-        elif ratio > 3 and not self.data.multi_label:
+        elif self.data.multi_label:
+            self.decide("loss.class_weights", "none", "a picture has several labels")
+        elif ratio > 3:
             self.decide("loss.class_weights", "balanced", f"the commonest class has {ratio:.0f} times as many pictures")
         else:
             self.decide("loss.class_weights", "none", "the classes are about equally common")

@@ -4,6 +4,7 @@ Everything random is a function of (seed, step) or (seed, epoch, picture), and e
 a run that was killed at any moment goes on to the same weights, bit for bit.
 """
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
@@ -19,7 +20,7 @@ from vitral.data.items import Dataset, sample_headers
 from vitral.data.loader import Batch
 from vitral.data.splits import settle_splits
 from vitral.devices import choose_device
-from vitral.errors import DataError, VitralError
+from vitral.errors import ConfigError, DataError, VitralError, WeightsError
 from vitral.measure.metrics import Scores
 from vitral.model.network import Network
 from vitral.model.sizes import canonical_name
@@ -55,6 +56,15 @@ from vitral.weights.load import load
 CURVE_POINTS = 200
 MOST_SCORED = 200
 LOOKED_AT = 50
+
+
+def check_alone() -> None:
+    """ConfigError under torchrun: its processes would each train a run of their own."""
+    if "RANK" in os.environ and (world := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise ConfigError(
+            f"WORLD_SIZE={world}: this run is one of several processes, and vitral trains in one so far.",
+            hint="Start it without torchrun.",
+        )
 
 
 class Training(ABC):
@@ -100,6 +110,7 @@ class Training(ABC):
         data: Dataset | None = None,
         decided: Sequence[Decided] = (),
     ):
+        check_alone()
         self.config, self.place, self.resumed, self.decided = config, place, resumed, decided
         self.data: Dataset = data or self.open(config.data)
         self.step = 0
@@ -133,7 +144,12 @@ class Training(ABC):
             yield from self.plan()
             yield from self.start()
             with Signals() as self.signals:
-                yield from self.go()
+                try:
+                    yield from self.go()
+                except RuntimeError:  # a signal to all ends also those that load pictures, and torch says so anywhere
+                    if self.signals.caught is None:
+                        raise
+                    yield self.interrupted()  # the last saved state is whole
 
     # ---- before ----
 
@@ -165,7 +181,7 @@ class Training(ABC):
         torch.manual_seed(config.seed)
         model, self.preprocess, done = build_model(config, self.classes)
         is_part = config.from_weights and config.tune.what != "all"  # whose file names what it belongs to
-        self.base_sha256 = identify(str(config.from_weights)).get("sha256") if is_part else None
+        self.base_sha256: str | None = identify(str(config.from_weights)).get("sha256") if is_part else None
         if not self.resumed:
             yield from (Warned(message=f"{config.from_weights}: {sentence}") for sentence in done)
         self.objective = self.make_objective(model)
@@ -184,6 +200,11 @@ class Training(ABC):
                         f"{self.folder.folder} began with.",
                         hint="Bring them back, or start anew.",
                     )
+            if told.get("base_sha256", self.base_sha256) != self.base_sha256:
+                raise WeightsError(
+                    f"{self.config.from_weights} is not the checkpoint that {self.folder.folder} began with.",
+                    hint="Bring it back, or start anew.",
+                )
             return
         if self.config.from_weights:
             name = Path(self.config.from_weights.removeprefix("hf:")).stem
@@ -242,6 +263,7 @@ class Training(ABC):
 
     def described(self) -> dict[str, Any]:
         told = describe_run(self.config, self.data, self.splits, self.decisions, self.baseline)
+        told["base_sha256"] = self.base_sha256
         return told | ({} if self.other is None else {"val_fingerprint": self.other.fingerprint()})
 
     # ---- state ----
@@ -281,15 +303,18 @@ class Training(ABC):
 
     def check_best(self) -> Iterator[Event]:
         """The best network so far must still be there when the run is over."""
-        if not self.best.step:
+        is_kept = self.config.keep == "best" or self.step >= self.steps
+        if not self.best.step or not is_kept:
             return
         try:
-            identify(self.folder.model)
+            self.verify_best()
         except VitralError as error:
             self.best = Best()
-            yield Warned(
-                message=f"The best network so far is lost ({error.message}) The best one from here on is kept."
-            )
+            self.is_unscored = self.step >= self.steps  # then the last one is measured and kept again
+            yield Warned(message=f"The best network so far is lost: {error.message} The best from here on is kept.")
+
+    def verify_best(self) -> None:
+        identify(self.folder.model)
 
     def save_state(self, tensors: dict[str, Tensor] | None = None) -> Saved:
         facts = {name: getattr(self, name) for name in _FACTS}
@@ -315,7 +340,7 @@ class Training(ABC):
             yield self.save_state()
         while self.step < self.steps and not self.is_tired():
             epoch, number = divmod(self.step, self.loader.batches)
-            for batch in self.batches(epoch, number):
+            for batch in self.loader.epoch(epoch, start=number):
                 rate = factor(self.config.optim, self.step, self.steps, self.warmup)
                 loss = self.learn(batch, rate)
                 self.seconds = begun_with + time.perf_counter() - started
@@ -344,16 +369,14 @@ class Training(ABC):
                     yield self.save_state()
                     saved = time.perf_counter()
                     took = saved - now
-            else:  # the processes that load pictures were ended together with this one
-                yield self.save_state()
-                yield self.interrupted()
-                return
             if self.is_scored(epoch) and not (yield from self.score_epoch(epoch)):
                 return
             due = self.config.keep == "best" and self.is_scored(epoch)
-            if due or self.signals.caught is not None or time.perf_counter() - saved > self.config.save_seconds:
+            now = time.perf_counter()
+            if due or self.signals.caught is not None or now - saved > self.config.save_seconds:
                 yield self.save_state()
                 saved = time.perf_counter()
+                took = saved - now
             self.seconds = begun_with + time.perf_counter() - started
             if self.signals.caught is not None:
                 yield self.interrupted()
@@ -365,14 +388,6 @@ class Training(ABC):
                 yield self.save_state(tensors)
                 yield self.interrupted()
                 return
-
-    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        """All that are left of an epoch, or fewer after a signal."""
-        try:
-            yield from self.loader.epoch(epoch, start=start)
-        except RuntimeError:
-            if self.signals.caught is None:
-                raise
 
     def learn(self, batch: Batch, rate: float) -> float:
         self.unreadable.take_batch(batch, self.splits.train, self.folder, self.config.most_bad)

@@ -15,7 +15,7 @@ from vitral.train.muon import Muon
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
     """Kernels, as the paper's code calls what decays: no biases, norms, tokens, tables of positions or probes."""
-    return parameter.ndim >= 2 and name.endswith(("weight", "original", ".a", ".b")) and "norm" not in name
+    return parameter.ndim >= 2 and name.endswith(("weight", ".a", ".b")) and "norm" not in name
 
 
 def layer_of(name: str, blocks: int) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitral.data.items import Dataset
 from vitral.data.loader import Batch, Loader, Pictures
 from vitral.data.sources import open_data
-from vitral.errors import DataError
+from vitral.errors import DataError, WeightsError
 from vitral.measure.metrics import Scores
 from vitral.model.network import Network
 from vitral.model.vit import ViT
@@ -24,7 +24,7 @@ from vitral.train.objectives import FillIn, Prepared
 from vitral.weights.files import written_aside
 
 _MEASURING = 2**23
-"""Steps whose corruption is that of measuring, and always the same."""
+"""Steps whose corruption is that of measuring, and always the same; 40 bits higher they must fit into 64."""
 
 
 class Pretraining(Training):
@@ -79,8 +79,10 @@ class Pretraining(Training):
         for number, batch in enumerate(loader.epoch()):
             if len(batch.items):
                 prepared = self.objective.prepare(batch, _MEASURING + number)
+                size = -(-len(prepared) // self.config.accumulate)  # what fits at a time
+                shares = [slice(start, start + size) for start in range(0, len(prepared), size)]
                 with self.learner.precision():
-                    answers = self.objective.answer(prepared, slice(0, len(prepared)))
+                    answers = torch.cat([self.objective.answer(prepared, share) for share in shares])
                 yield batch, prepared, answers.float()
 
     def measure_held_out(self) -> Generator[Event, None, dict[str, Any]]:
@@ -93,6 +95,11 @@ class Pretraining(Training):
         tensors = {name: tensor.cpu().contiguous() for name, tensor in self.objective.extra.state_dict().items()}
         with written_aside(self.folder.masking) as aside:
             save_file(tensors, aside)
+
+    def verify_best(self) -> None:
+        super().verify_best()
+        if not self.folder.masking.is_file():
+            raise WeightsError(f"{self.folder.masking} is missing.")
 
     def take_model(self, model: Network) -> None:
         super().take_model(model)

@@ -109,7 +109,8 @@ def _check(told: ConfigJson) -> None:
 def find_preprocess(config: ViTConfig, relative: str, told: ConfigJson, assumed: dict[str, str]) -> Preprocess:
     if (described := told_preprocess(config, told)) is not None:
         return described
-    if relative == "timm" and (config.layer_scale is not None or config.norm_after_pool):
+    is_newer = not config.has_class_token or config.registers > 0  # timm's own recipes, which use 0.5
+    if relative == "timm" and not is_newer and (config.layer_scale is not None or config.norm_after_pool):
         relative = "DeiT III or a fine-tuned MAE"
     if relative != "timm":
         assumed["preprocess"] = f"preprocessing: ImageNet's mean and std, bicubic, centre crop, as {relative} has it"
