@@ -74,3 +74,29 @@ def test_memory_stays_flat_from_the_third_epoch_to_the_tenth(kind: str, photos: 
 def test_a_leak_of_two_megabytes_an_epoch_would_be_seen(photos: Path, tmp_path: Path) -> None:
     sizes = measure_epochs(photos, tmp_path / "run", leak=2_000_000)
     assert sizes[9] > MOST * sizes[2], sizes
+
+
+HOLES = """
+import torch
+from vitral.devices import give_back_holes, keep_freed_memory
+
+def resident():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+assert keep_freed_memory()
+tensors = [torch.ones(2**18) for _ in range(400)]  # of a megabyte each
+tensors = tensors[::2]
+before = resident()
+give_back_holes()
+print((before - resident()) // 1024, all(tensor.sum() == 2**18 for tensor in tensors))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_holes_between_tensors_are_given_back() -> None:
+    done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    megabytes, are_whole = done.stdout.split()
+    assert int(megabytes) > 150  # of the two hundred
+    assert are_whole == "True"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitral.data.loader import Batch, Loader
-from vitral.devices import keep_freed_memory
+from vitral.devices import give_back_holes, keep_freed_memory
 from vitral.errors import VitralError
 from vitral.model.network import Network
 from vitral.train.config import TrainConfig
@@ -71,6 +71,8 @@ class Learner:
         self.optimiser.zero_grad()
         if self.average is not None:
             self.average.update(self.together)
+        if self.device.type == "cpu" and (step + 1) % 100 == 0:  # it takes as long as a fraction of a step
+            give_back_holes()
         return loss
 
     def gradients(self, batch: Batch, step: int) -> float:
