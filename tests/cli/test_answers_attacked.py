@@ -152,7 +152,7 @@ def test_an_interrupted_prediction_says_how_to_go_on(model: str, photos: Path, t
         "vitral",
         "predict",
         model,
-        *[str(photos)] * 40,
+        *[str(photos)] * 400,
         "--out",
         str(out),
         "--batch-size",

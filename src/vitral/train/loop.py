@@ -146,7 +146,7 @@ class Training(ABC):
             with Signals() as self.signals:
                 try:
                     yield from self.go()
-                except RuntimeError:  # a signal to all ends also those that load pictures, and torch says so anywhere
+                except (RuntimeError, OSError):  # a signal to all ends also those that load pictures
                     if self.signals.caught is None:
                         raise
                     yield self.interrupted()  # the last saved state is whole

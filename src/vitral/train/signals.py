@@ -22,6 +22,9 @@ class Signals(AbstractContextManager["Signals"]):
     def remember(self, number: int, _: object) -> None:
         self.caught = number
         self.restore()
+        if hasattr(signal, "SIGCHLD"):
+            # A signal to all also ends the processes that load pictures, and torch would say so wherever we are.
+            signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def restore(self) -> None:
         for number, handler in self.before.items():
