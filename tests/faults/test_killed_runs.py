@@ -92,6 +92,17 @@ def wait_for_a_save(process: subprocess.Popen[str], state: Path) -> None:
         time.sleep(0.01)
 
 
+def goes_on_to_the_same(process: subprocess.Popen[str], code: int, run: Path, whole: Path) -> None:
+    """It ends as its signal says, tells how to go on, and is then the run that nobody disturbed."""
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert f"vitral train --resume {run}" in err
+    assert "Traceback" not in err
+    done = finish("--resume", str(run))
+    assert done.returncode == 0, done.stderr
+    same(whole, run)
+
+
 def test_kill_dash_nine(data: Path, whole: Path, tmp_path: Path) -> None:
     run, moments = tmp_path / "run", random.Random(0)
     process = start(str(data), "--out", str(run), *SETTINGS)
@@ -126,13 +137,7 @@ def test_signals_save_and_say_how_to_go_on(data: Path, whole: Path, tmp_path: Pa
     process = start(str(data), "--out", str(run), *SETTINGS)
     wait_for_a_save(process, run / "state")
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == code, err
-    assert f"vitral train --resume {run}" in err
-    assert "Traceback" not in err
-    done = finish("--resume", str(run))
-    assert done.returncode == 0, done.stderr
-    same(whole, run)
+    goes_on_to_the_same(process, code, run, whole)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="process groups are POSIX's")
@@ -143,13 +148,7 @@ def test_a_signal_to_all_processes(data: Path, whole: Path, tmp_path: Path, numb
     process = start(str(data), "--out", str(run), *SETTINGS, "--workers", "1", apart=True)
     wait_for_a_save(process, run / "state")
     os.killpg(process.pid, number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == code, err
-    assert f"vitral train --resume {run}" in err
-    assert "Traceback" not in err
-    done = finish("--resume", str(run))
-    assert done.returncode == 0, done.stderr
-    same(whole, run)
+    goes_on_to_the_same(process, code, run, whole)
 
 
 def test_resuming_with_other_words(data: Path, whole: Path, tmp_path: Path) -> None:

@@ -74,9 +74,9 @@ def split_folders(folder: Path) -> dict[Path, str]:
     splits = {entry: SPLITS[entry.name.lower()] for entry in below if entry.name.lower() in SPLITS}
     if len(below) == len(splits):
         return splits
-    is_one = len(set(splits.values())) > 1 or any(_is_folder(inner) for home in splits for inner in home.iterdir())
-    is_one = is_one and "train" in splits.values()
-    return splits if is_one else {}
+    hold_folders = any(_is_folder(inner) for home in splits for inner in home.iterdir())
+    are_several = len(set(splits.values())) > 1
+    return splits if "train" in splits.values() and (hold_folders or are_several) else {}
 
 
 def _is_picture(name: str) -> bool:
@@ -94,7 +94,7 @@ def _key(path: Path, folder: Path) -> str:
 def class_folders(folder: Path) -> Iterator[tuple[str, Path]]:
     """The name of each class, and its folder; folders in a class folder belong to it."""
     for entry in sorted(folder.iterdir()):
-        if entry.is_dir() and not entry.name.startswith("."):
+        if _is_folder(entry):
             yield unicodedata.normalize("NFC", as_text(entry.name)), entry
 
 
