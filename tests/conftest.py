@@ -1,6 +1,8 @@
 """Small networks for the tests, with every parameter random so that nothing hides behind a zero."""
 
+import atexit
 import os
+import shutil
 import tempfile
 from typing import Any
 
@@ -28,6 +30,7 @@ def small_model(**overrides: Any) -> ViT:
 torch.set_num_threads(1)  # the tests run side by side,
 os.environ["OMP_NUM_THREADS"] = "1"  # and so do the commands that they start
 os.environ["VITRAL_CACHE"] = tempfile.mkdtemp(prefix="vitral-tests-")  # nobody's own cache is touched
+atexit.register(shutil.rmtree, os.environ["VITRAL_CACHE"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

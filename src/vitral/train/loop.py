@@ -4,35 +4,20 @@ Everything random is a function of (seed, step) or (seed, epoch, picture), and e
 a run that was killed at any moment goes on to the same weights, bit for bit.
 """
 
-import os
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from vitral.data.items import Dataset, sample_headers
 from vitral.data.loader import Batch
-from vitral.data.splits import settle_splits
-from vitral.devices import choose_device
-from vitral.errors import ConfigError, DataError, VitralError, WeightsError
 from vitral.measure.metrics import Scores
 from vitral.model.network import Network
-from vitral.model.sizes import canonical_name
-from vitral.runs import Run, quoted
+from vitral.runs import quoted
 from vitral.train.best import Best, save_best
-from vitral.train.build import build_loaders, build_model
-from vitral.train.config import TrainConfig, as_toml
-from vitral.train.decide import Decisions
-from vitral.train.ending import describe_run, write_results
+from vitral.train.ending import write_results
 from vitral.train.events import (
-    Baseline,
-    Began,
     Decided,
     EpochEnded,
     Event,
@@ -44,50 +29,18 @@ from vitral.train.events import (
     Warned,
     as_line,
 )
-from vitral.train.learner import Learner, TrainingError
-from vitral.train.objectives import Objective
+from vitral.train.learner import TrainingError
+from vitral.train.prepare import Preparation
 from vitral.train.schedule import factor
 from vitral.train.signals import Signals
-from vitral.train.state import State, check_fits, load_state, save_state
-from vitral.train.unreadable import Unreadable
-from vitral.weights.identity import identify
 from vitral.weights.load import load
 
 CURVE_POINTS = 200
 MOST_SCORED = 200
-LOOKED_AT = 50
 
 
-def check_alone() -> None:
-    """ConfigError under torchrun: its processes would each train a run of their own."""
-    if "RANK" in os.environ and (world := os.environ.get("WORLD_SIZE", "1")) != "1":
-        raise ConfigError(
-            f"WORLD_SIZE={world}: this run is one of several processes, and vitral trains in one so far.",
-            hint="Start it without torchrun.",
-        )
-
-
-class Training(ABC):
-    """One run, from settings to a model on disk; what is learnt is for the classes below to say."""
-
-    @abstractmethod
-    def open(self, data: str) -> Dataset: ...
-
-    @abstractmethod
-    def check_data(self) -> None:
-        """DataError where nothing can be learnt from them."""
-
-    @property
-    @abstractmethod
-    def classes(self) -> int:
-        """Logits of the network."""
-
-    @abstractmethod
-    def make_objective(self, model: Network) -> Objective: ...
-
-    @abstractmethod
-    def measure_before(self) -> Iterator[Event]:
-        """What a checkpoint knows already."""
+class Training(Preparation):
+    """One run, from settings to a model on disk."""
 
     @abstractmethod
     def score(self) -> Generator[Event, None, Scores]:
@@ -100,30 +53,6 @@ class Training(ABC):
     @abstractmethod
     def draw_end(self) -> None:
         """Pictures of the report."""
-
-    def __init__(
-        self,
-        config: TrainConfig,
-        place: Run | Path | None,
-        *,
-        resumed: bool,
-        data: Dataset | None = None,
-        decided: Sequence[Decided] = (),
-    ):
-        check_alone()
-        self.config, self.place, self.resumed, self.decided = config, place, resumed, decided
-        self.data: Dataset = data or self.open(config.data)
-        self.step = 0
-        self.unreadable = Unreadable()
-        self.best = Best()
-        self.loss_sum, self.loss_steps = 0.0, 0
-        self.is_unscored = False
-        """The last epoch was interrupted while it was measured."""
-        self.seconds = 0.0
-        self.decisions: list[Decided] = []
-        self.untold: list[str] = []
-        """Lines of the log from before there is a folder for it."""
-        self.baseline: Baseline | None = None
 
     def run(self) -> Iterator[Event]:
         for event in self.events():
@@ -150,182 +79,6 @@ class Training(ABC):
                     if self.signals.caught is None:
                         raise
                     yield self.interrupted()  # the last saved state is whole
-
-    # ---- before ----
-
-    def settle(self) -> Iterator[Event]:
-        """The data, what of them is held out, and every setting that was left open."""
-        other = self.other = None if self.config.val is None else self.open(self.config.val)
-        yield from (Warned(message=note) for note in self.data.notes)
-        yield from self.decided
-        self.check_data()
-        if other is not None and other.multi_label != self.data.multi_label:
-            raise DataError("Of the data and --val, one has several labels a picture and the other has one.")
-        self.splits = settle_splits(self.data, other, self.config.selection)
-        if not sample_headers(self.splits.held_out, LOOKED_AT):
-            seen = f"None of the {len(self.splits.held_out)} held-out pictures that were tried can be read."
-            raise DataError(seen, hint="`vitral data` says why.")
-        sizes = {"held_out": len(self.splits.held_out), "selection": len(self.splits.selection)}
-        for name, reason in self.splits.reasons.items():
-            yield Decided(name=name, value=f"{sizes[name]:,} pictures", reason=reason)
-        if not self.resumed:
-            if self.config.from_weights and Run.is_run(Path(self.config.from_weights)):
-                Run(Path(self.config.from_weights)).trained_model()  # or says that there is none yet
-            held = load(self.config.from_weights) if self.config.from_weights else None
-            self.config, made = Decisions(self.config, self.data, self.splits.train, held).run()
-            yield from made
-
-    def build(self) -> Iterator[Event]:
-        config = self.config
-        choose_device(config.device)  # a resumed run may find itself on another machine
-        torch.manual_seed(config.seed)
-        model, self.preprocess, done = build_model(config, self.classes)
-        is_part = config.from_weights and config.tune.what != "all"  # whose file names what it belongs to
-        self.base_sha256: str | None = identify(str(config.from_weights)).get("sha256") if is_part else None
-        if not self.resumed:
-            yield from (Warned(message=f"{config.from_weights}: {sentence}") for sentence in done)
-        self.objective = self.make_objective(model)
-        self.learner = Learner(model, config, self.objective)
-        loaders = build_loaders(config, self.data, self.splits, self.preprocess, model.config.step_hw)
-        self.loader, self.selection, self.held_out = loaders
-
-    def open_run(self) -> None:
-        if isinstance(self.place, Run):
-            self.folder = self.place
-            told = self.folder.read_json(self.folder.manifest)
-            for name, data in (("data", self.data), ("val", self.other)):
-                if data is not None and told.get(f"{name}_fingerprint", data.fingerprint()) != data.fingerprint():
-                    raise DataError(
-                        f"The {'data' if name == 'data' else 'pictures of --val'} are not those that "
-                        f"{self.folder.folder} began with.",
-                        hint="Bring them back, or start anew.",
-                    )
-            if told.get("base_sha256", self.base_sha256) != self.base_sha256:
-                raise WeightsError(
-                    f"{self.config.from_weights} is not the checkpoint that {self.folder.folder} began with.",
-                    hint="Bring it back, or start anew.",
-                )
-            return
-        if self.config.from_weights:
-            name = Path(self.config.from_weights.removeprefix("hf:")).stem
-        else:
-            name = canonical_name(self.config.model)
-        self.folder = Run.create(self.place, self.data.name, name)
-
-    def plan(self) -> Iterator[Event]:
-        """How many steps; with a time budget by the speed of a few, and then never again."""
-        if self.config.epochs == "auto":
-            seconds = self.learner.time_a_step(self.loader)
-            steps = self.steps_within(60 * float(self.config.minutes or 0), seconds)
-            epochs = steps / self.loader.batches
-            self.config = replace(self.config, epochs=epochs)
-            yield Decided(
-                name="epochs", value=round(epochs, 2), reason=f"{steps} steps of {seconds:.2f} s fit the time"
-            )
-            if self.config.optim.warmup_steps == "auto":
-                warmup = min(max(1, steps // 20), steps - 1)
-                self.config = replace(self.config, optim=replace(self.config.optim, warmup_steps=warmup))
-        self.steps = max(1, round(float(self.config.epochs) * self.loader.batches))
-        assert not isinstance(self.config.optim.warmup_steps, str)
-        self.warmup = self.config.optim.warmup_steps
-        if self.warmup >= self.steps:
-            yield Warned(
-                message=f"The warm-up takes {self.warmup:,} steps and the run has {self.steps:,}: the rate never "
-                "comes to its peak. Set optim.warmup_steps."
-            )
-
-    def steps_within(self, budget: float, seconds: float) -> int:
-        """How many steps fit, with what is measured after each epoch and at the end; a picture that is only looked at
-        takes a third of one that is learnt from."""
-        each = seconds / 3 / self.loader.batch_size
-        per_epoch = self.loader.batches * seconds + len(self.selection.pictures) * each
-        left = 0.85 * budget - len(self.held_out.pictures) * each
-        return max(1, round(left / per_epoch * self.loader.batches))
-
-    def start(self) -> Iterator[Event]:
-        """Writes down what was decided, or takes up the state of the run."""
-        if self.resumed:
-            yield from self.restore()
-        else:
-            self.folder.write_config(as_toml(self.config))
-            self.folder.write_json(self.folder.manifest, self.described())
-            yield from self.measure_before()
-            self.folder.write_json(self.folder.manifest, self.described())
-        parameters = list(self.learner.model.parameters())
-        yield Began(
-            folder=self.folder.folder,
-            step=self.step,
-            steps=self.steps,
-            batches=self.loader.batches,
-            parameters=sum(p.numel() for p in parameters),
-            trained=sum(p.numel() for p in parameters if p.requires_grad),
-        )
-
-    def described(self) -> dict[str, Any]:
-        told = describe_run(self.config, self.data, self.splits, self.decisions, self.baseline)
-        told["base_sha256"] = self.base_sha256
-        return told | ({} if self.other is None else {"val_fingerprint": self.other.fingerprint()})
-
-    # ---- state ----
-
-    def restore(self) -> Iterator[Event]:
-        state, problems = load_state(self.folder.state)
-        yield from (Warned(message=problem) for problem in problems)
-        manifest = self.folder.read_json(self.folder.manifest)
-        if not manifest:
-            manifest = self.described()
-            yield Warned(message=f"{self.folder.manifest} is missing: whether the data are the same cannot be told.")
-        self.decisions = [Decided(name=n, value=v, reason=r) for n, v, r in manifest.get("decisions", [])]
-        self.baseline = Baseline(**manifest["baseline"]) if manifest.get("baseline") else None
-        if state is None:
-            yield Warned(message="No state was saved before the run ended; it starts over.")
-            if self.baseline is None:
-                yield from self.measure_before()
-                manifest["baseline"] = None if self.baseline is None else asdict(self.baseline)
-        else:
-            check_fits(state, self.learner.state(), self.folder.folder)
-            self.learner.load(state.tensors)
-            self.learner.loss_scale = state.facts["loss_scale"]
-            self.learner.steps_in_range = state.facts.get("steps_in_range", 0)
-            self.best, self.unreadable = Best(**state.facts["best"]), Unreadable(**state.facts["unreadable"])
-            for name in _FACTS & state.facts.keys():
-                setattr(self, name, state.facts[name])
-            self.step = state.step
-            yield from self.check_best()
-        self.folder.keep_rows(self.step)
-        manifest["resumes"] = [*manifest.get("resumes", []), self.step]
-        if manifest.get("threads") not in (None, torch.get_num_threads()):
-            yield Warned(
-                message=f"The run began with {manifest['threads']} threads and goes on with "
-                f"{torch.get_num_threads()}: results may differ in the last bits."
-            )
-        self.folder.write_json(self.folder.manifest, manifest)
-
-    def check_best(self) -> Iterator[Event]:
-        """The best network so far must still be there when the run is over."""
-        is_kept = self.config.keep == "best" or self.step >= self.steps
-        if not self.best.step or not is_kept:
-            return
-        try:
-            self.verify_best()
-        except VitralError as error:
-            self.best = Best()
-            self.is_unscored = self.step >= self.steps  # then the last one is measured and kept again
-            yield Warned(message=f"The best network so far is lost: {error.message} The best from here on is kept.")
-
-    def verify_best(self) -> None:
-        identify(self.folder.model)
-
-    def save_state(self, tensors: dict[str, Tensor] | None = None) -> Saved:
-        facts = {name: getattr(self, name) for name in _FACTS}
-        facts |= {
-            "loss_scale": self.learner.loss_scale,
-            "steps_in_range": self.learner.steps_in_range,
-            "best": asdict(self.best),
-            "unreadable": asdict(self.unreadable),
-        }
-        state = State(step=self.step, tensors=tensors or self.learner.state(), facts=facts)
-        return Saved(path=save_state(self.folder.state, state), step=self.step)
 
     # ---- the loop ----
 
@@ -486,6 +239,3 @@ class Training(ABC):
         self.draw_end()
         write_results(self.folder, held, self.config, self.data, self.splits, facts, self.decisions)
         yield Finished(folder=self.folder.folder, held_out=held, best_step=self.best.step, train_seconds=self.seconds)
-
-
-_FACTS = {"loss_sum", "loss_steps", "seconds", "is_unscored"}
