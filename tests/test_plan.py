@@ -59,9 +59,16 @@ def test_the_command_tells_the_cost(capsys: pytest.CaptureFixture[str]) -> None:
     assert "3.00" in capsys.readouterr().out
 
 
-def test_this_machine_is_measured() -> None:
+def test_this_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0, 1, 10, 14, 20, 22, 30, 38])  # four steps, of which the first does not count
+    monkeypatch.setattr("vitral.plan.perf_counter", lambda: float(next(seconds)))
     here = make_plan("vit-pico7", images=1000, epochs=1, device="here", batch_size=8).estimates[0]
-    assert 1 < here.images_per_second < 1e6
+    assert here.images_per_second == 8 / 2
+
+
+def test_a_price_is_that_of_one_device() -> None:
+    with pytest.raises(ConfigError, match="one kind of device"):
+        make_plan("vit-b16", images=1000, epochs=1, price=2.0)
 
 
 def test_the_largest_batch_fits_and_one_more_does_not() -> None:

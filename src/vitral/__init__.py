@@ -1,4 +1,4 @@
-"""vitral: build, train, inspect, exchange and serve Vision Transformers.
+"""vitral: build, train, measure, look into and exchange Vision Transformers.
 
 The names below are the public face. They are loaded when first used, so that ``import vitral`` and ``vitral --help``
 never wait for torch.

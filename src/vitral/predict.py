@@ -1,4 +1,4 @@
-"""Predictor: pictures in, labels out. The same preprocessing and numbers as evaluation, the command and the server."""
+"""Predictor: pictures in, labels out. The same preprocessing and numbers as evaluation and the command."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

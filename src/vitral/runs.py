@@ -102,7 +102,7 @@ class Run:
         except OSError as error:
             raise ConfigError(f"{self.folder} cannot be written to: {error.strerror}.") from error
         try:
-            if not _lock(handle):
+            if not take_lock(handle):
                 by = os.read(handle, 20).decode("ascii", "replace").strip()
                 raise ConfigError(
                     f"{self.folder} is being trained by another process (pid {by or 'unknown'}).",
@@ -219,8 +219,8 @@ def _write(path: Path, text: str) -> None:
     os.replace(aside, path)
 
 
-def _lock(handle: int) -> bool:
-    """Whether this process has it now."""
+def take_lock(handle: int) -> bool:
+    """Whether this process has the file to itself now."""
     if sys.platform == "win32":
         import msvcrt
 

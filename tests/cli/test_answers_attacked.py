@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import vitral
 from tests.cli.conftest import TINY
 from tests.cli.typed import typed as run
 from tests.data.pictures import class_folders
 from vitral.errors import ConfigError, DataError, WeightsError
+from vitral.show.predictions import open_rows
 from vitral.train.begin import train
 
 
@@ -62,6 +64,99 @@ def test_predictions_are_gone_on_with_by_the_same_model_only(
         assert len(out.read_text().split("\n")) == 6  # nothing was added
     assert run("predict", model, str(photos), "--out", str(out), "--resume").returncode == 0
     assert out.read_text() == whole
+
+
+def test_another_model_is_found_out_though_the_last_picture_is_gone(model: str, photos: Path, tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.png" for number in range(3)]
+    for number, file in enumerate(files):
+        file.write_bytes((photos / "red" / f"00{number}.png").read_bytes())
+    out, names = tmp_path / "rows.csv", [str(file) for file in files]
+    assert run("predict", model, *names[:2], "--out", str(out)).returncode == 0
+    files[1].unlink()
+    other = vitral.create("vit-pico4", num_classes=2, image_size=16)
+    vitral.save(other, tmp_path / "other.safetensors", labels=["red", "green"])  # says 50 % of everything
+    before = out.read_text()
+    done = run("predict", str(tmp_path / "other.safetensors"), *names, "--out", str(out), "--resume")
+    assert (done.returncode, out.read_text()) == (2, before)
+    assert "and would now have" in done.stderr
+
+
+def test_two_commands_do_not_write_one_file(model: str, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows.csv"
+    with open_rows(out, "human", 2, ["a.png"], resume=False) as rows:
+        done = run("predict", model, str(photos), "--out", str(out), "--resume")
+        assert done.returncode == 2
+        assert "is being written by another process" in done.stderr
+        rows.add("a.png", [("red", 0.9), ("green", 0.1)])
+    assert out.read_text().splitlines()[1:] == ["a.png,red,0.900000,green,0.100000,"]
+
+
+def test_more_labels_than_there_are_and_a_label_without_letters(photos: Path, tmp_path: Path) -> None:
+    vitral.save(vitral.create("vit-pico4", num_classes=2, image_size=16), tmp_path / "m.safetensors", labels=["", "b"])
+    words = ["predict", str(tmp_path / "m.safetensors"), str(photos), "--top", "9", "--out", str(tmp_path / "rows.csv")]
+    assert run(*words).returncode == 0
+    whole = (tmp_path / "rows.csv").read_text()
+    assert whole.startswith("file,label,probability,label_2,probability_2,error\n")
+    (tmp_path / "rows.csv").write_text(whole[:200])
+    assert run(*words, "--resume").returncode == 0
+    assert (tmp_path / "rows.csv").read_text() == whole
+
+
+def test_json_is_json_on_a_console_without_the_letters(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "größe.png").write_bytes((photos / "red" / "000.png").read_bytes())
+    program = "import sys; from vitral.cli.main import main; main(sys.argv[1:])"
+    words = ["predict", "vit-cifar10", str(tmp_path / "größe.png"), "--format", "json"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["file"].endswith("größe.png")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+    ],
+)
+def test_too_little_memory_is_one_sentence(
+    model: str, photos: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("vitral.predict.Predictor.stream", fail)
+    done = run("predict", model, str(photos))
+    assert done.returncode == 1
+    assert "The memory is not enough" in done.stderr
+    assert "--batch-size" in done.stderr
+
+
+def test_other_faults_are_not_taken_for_that(model: str, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr("vitral.predict.Predictor.stream", fail)
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        run("predict", model, str(photos))
+
+
+def test_a_wrong_out_is_told_before_anything_is_loaded() -> None:
+    assert "must end in .csv" in run("predict", "hf:nobody/nothing", "nothing.png", "--out", "x.txt").stderr
+
+
+def test_labels_with_half_a_letter(photos: Path, tmp_path: Path) -> None:
+    vitral.save(vitral.create("vit-pico4", num_classes=2, image_size=16), tmp_path / "m", dialect="huggingface")
+    described = json.loads((tmp_path / "m" / "config.json").read_text())
+    described["id2label"] = {"0": "a\ud800", "1": "b"}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(described))
+    save_file(load_file(tmp_path / "m" / "model.safetensors"), tmp_path / "m" / "model.safetensors")  # without our own
+    assert vitral.load(tmp_path / "m").labels == ("a\\ud800", "b")
+    assert run("predict", str(tmp_path / "m"), str(photos), "--out", str(tmp_path / "rows.jsonl")).returncode == 0
+    vitral.save(vitral.load(tmp_path / "m"), tmp_path / "again.safetensors", labels=["\ud800", "b"])
+    assert vitral.load(tmp_path / "again.safetensors").labels == ("\\ud800", "b")
 
 
 def test_bad_training_pictures_count_for_neighbours_too(model: str, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from tests.cli.typed import typed as run
 from tests.data.pictures import class_folders
+from vitral.cli.train import SWITCHES
+from vitral.train.config import setting_names
 
 TINY = (
     "--model vit-pico4 --network.width 48 --network.depth 1 --network.heads 3 --image-size 16 --batch-size 8 --epochs 1"
@@ -39,6 +41,18 @@ def test_print_config_is_a_file_that_can_be_used(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(done.stdout)
     again = run("train", "builtin:digits", "--config", str(tmp_path / "mine.toml"), "--optim.lr=0.25", "--print-config")
     assert tomllib.loads(again.stdout)["optim"]["lr"] == 0.25
+
+
+def test_a_switch_takes_no_word_that_is_not_its_own() -> None:
+    told = [
+        run("train", *words.split(), "--print-config").stdout
+        for words in ("--gradient-checkpointing builtin:digits", "builtin:digits --gradient-checkpointing true")
+    ]
+    assert told[0] == told[1]
+    assert tomllib.loads(told[0])["gradient_checkpointing"] is True
+    off = run("train", "--gradient-checkpointing", "false", "builtin:digits", "--print-config").stdout
+    assert tomllib.loads(off)["gradient_checkpointing"] is False
+    assert {name for name, kind in setting_names().items() if kind is bool} == SWITCHES
 
 
 @pytest.mark.parametrize(

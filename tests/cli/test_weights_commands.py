@@ -105,7 +105,7 @@ def test_half_the_size_can_be_asked_used_and_trained_on(precision: str, tmp_path
     assert done.returncode == 0, done.stderr
 
 
-def test_convert_overwrites_only_when_told(tmp_path: Path) -> None:
+def test_convert_overwrites_only_when_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("convert", str(GOLDEN / "token.npz"), str(tmp_path / "x.safetensors"), "--to", "native")
     (tmp_path / "x.safetensors").write_text("precious")
     refused = run(*words)
@@ -120,8 +120,17 @@ def test_convert_overwrites_only_when_told(tmp_path: Path) -> None:
     assert run(*into).returncode == 2
     for _ in range(2):
         assert run(*into, "--overwrite").returncode == 0
+    monkeypatch.chdir(folder)
+    assert run("convert", str(tmp_path / "x.safetensors"), ".", *into[3:], "--overwrite").returncode == 0
     assert {"mine.txt", "config.json", "model.safetensors"} <= {path.name for path in folder.iterdir()}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_none_is_a_word_of_some_fields(tmp_path: Path) -> None:
+    words = ["convert", str(GOLDEN / "token.npz"), str(tmp_path / "x.safetensors"), "--to", "native"]
+    done = run(*words, "--set", "pool=none", "class_token=true", "num_classes=0")
+    assert done.returncode == 0, done.stderr
+    assert vitral.load(tmp_path / "x.safetensors").model.config.pool == "none"
 
 
 def test_convert_to_what_cannot_hold_it(tmp_path: Path) -> None:
@@ -141,6 +150,8 @@ def test_convert_to_what_cannot_hold_it(tmp_path: Path) -> None:
         (["--to", "timm", "--set", "image_size"], "FIELD=VALUE"),
         (["--to", "timm", "--set", "wisdom=3"], "wisdom"),
         (["--to", "native", "--set", "image_size=30"], "image_size"),
+        (["--to", "native", "--set", "image_size={[]:1}"], "image_size"),
+        (["--to", "native", "--set", "width=" + 30_000 * "-" + "1"], "width"),
         ([], "to"),
     ],
 )

@@ -52,6 +52,16 @@ def test_another_size() -> None:
     assert count_cost(config, (384, 384)) == count_cost(named_config("vit-s16", image_size=384, position_grid=(14, 14)))
 
 
+def test_another_size_is_counted_without_memory() -> None:
+    config = small_config()
+    with torch.device("meta"):
+        model, images = build(config), torch.empty(1, 3, 24, 32)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(images)
+    resampling = counter.get_total_flops() - count_cost(config, (24, 32)).forward_flops
+    assert 0 <= resampling < 0.02 * counter.get_total_flops()
+
+
 def measure_kept_for_backward(config: Config, batch: int) -> int:
     """Bytes of all distinct storages that autograd saves, other than parameters."""
     model = build(config)

@@ -223,6 +223,31 @@ def test_what_is_missing_is_said_and_the_rest_reported(tmp_path: Path) -> None:
     assert float(done.stdout.split("camelyon")[1].split()[0]) > 90  # bright or dark: it did learn
 
 
+def test_what_is_wrong_with_a_tasks_pictures_is_told(tmp_path: Path) -> None:
+    """Rows without a label are a class that is gone; a test picture that is no picture."""
+    kinds = ["5", "15", "30", ""]
+    rows = [
+        (split, kind, picture(number, kinds.index(kind), 4))
+        for split in ("train", "val", "test")
+        for number, kind in enumerate(kinds * 3)
+    ]
+    lines = ["image,label,split"]
+    for number, (split, label, content) in enumerate(rows):
+        (tmp_path / "kitti-distance").mkdir(exist_ok=True)
+        (tmp_path / "kitti-distance" / f"{number}.png").write_bytes(content)
+        lines.append(f"kitti-distance/{number}.png,{label},{split}")
+    (tmp_path / "kitti-distance.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "kitti-distance" / "24.png").write_bytes(b"")
+    model = vitral.create("vit-pico8", image_size=16, width=24, heads=3, depth=1, mlp_width=48)
+    vitral.save(model, tmp_path / "model.safetensors")
+    words = ["--suite", "vtab-1k", "--steps", "1", "--image-size", "16", "--batch-size", "4"]
+    done = run("evaluate", str(tmp_path / "model.safetensors"), str(tmp_path), *words)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "the test pictures of kitti-distance show 3 of its 4 classes" in done.stdout
+    assert "1 test pictures of kitti-distance could not be read" in done.stdout
+    assert "kitti-distance: Rows that were left out" in done.stdout
+
+
 def test_other_data_in_a_tasks_place_are_named_so(tmp_path: Path) -> None:
     rows = [
         (split, str(number % 4), picture(place * 100 + number, number % 4, 4))
@@ -329,7 +354,7 @@ def test_what_is_wrong_for_every_task_is_told_before_the_first(asked: Any, reaso
 def test_what_stands_in_has_none_of_the_papers_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     task = {"group": "natural", "top1": 0.5, "low": 0.4, "high": 0.6, "images": 9, "papers": (85.5, 81.9, 84.1)}
     told = {"papers": ["H"], "groups": {"natural": 0.5}, "failed": {}, "missing": (), "changed": {}}
-    task |= {"train_images": 1000}
+    task |= {"train_images": 1000, "classes": 100, "classes_seen": 10, "unreadable": 0, "notes": ()}
     told |= {"train_images": 1000, "interrupted": True, "left": ("svhn",), "unknown": ("Pets.csv",)}
     show_suite(told | {"tasks": [task | {"task": "cifar100", "stand_in": "cifar10"}]})
     shown = capsys.readouterr().out

@@ -74,7 +74,7 @@ def test_what_lies_here_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_as_a_network_it_is_sent_on(tmp_path: Path) -> None:
     done = run("train", "builtin:digits", "--model", "vit-cifar10", "--out", str(tmp_path / "run"))
     assert done.returncode == 2
-    assert "trained weights go with --from" in done.stderr
+    assert "takes weights by --from" in done.stderr
 
 
 def test_a_wrong_ending_is_told_by_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """``vitral convert``: a checkpoint in another dialect, and the proof that it answers the same."""
 
+from os import getpid
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -78,7 +79,9 @@ def convert_checkpoint(
     loaded = load(source, preprocess=changes or None, **asked)
     assert loaded.report is not None
     rounding = 0.0 if precision is None else round_to(loaded.model, precision)
-    aside = target.with_name(f".{target.stem}.new{target.suffix if is_file(target) else ''}")
+    place = target.absolute()  # "." has no name of its own
+    aside = place.with_name(f".{place.stem}.{getpid()}.new{place.suffix if is_file(place) else ''}")
+    remove(aside)
     try:
         written = save(loaded, aside, dialect=to)
         difference, images = compare(loaded.model, load(aside, **written.tell).model)
@@ -87,7 +90,7 @@ def convert_checkpoint(
                 f"What was written for {target} does not answer the same: it differs by {difference:.1e}, and "
                 f"{TOLERANCE:.0e} is allowed. Nothing was kept."
             )
-        put_in_place(aside, target)
+        put_in_place(aside, place)
     finally:
         remove(aside)
     return {
@@ -159,5 +162,6 @@ def parse_fields(words: tuple[str, ...]) -> dict[str, Any]:
         name, equals, value = word.partition("=")
         if not equals:
             raise ConfigError(f"--set {word!r} must be FIELD=VALUE.", hint="Such as image_size=384.")
-        fields[name.strip()] = field_from_word(value)
+        name = name.strip()
+        fields[name] = field_from_word(name, value)
     return fields

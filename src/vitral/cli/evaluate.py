@@ -1,5 +1,6 @@
 """``vitral evaluate``: how good a model is."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -101,7 +102,7 @@ def parse_shots(words: str | None) -> tuple[int, ...] | None:
     if words is None:
         return None
     parts = words.split(",")
-    if not all(part.strip().isascii() and part.strip().isdigit() for part in parts):
+    if not all(re.fullmatch("[0-9]{1,9}", part.strip()) for part in parts):
         raise ConfigError(f"--few-shot {words!r} must be a whole number or several, such as 10 or 1,5,10,25.")
     return tuple(int(part) for part in parts)
 
@@ -135,7 +136,7 @@ def evaluate_suite(run: str, data: str | None, asked: dict[str, Any], format: Fo
         show_suite(told)
     if told["interrupted"]:
         sys.exit(128 + told["signal"])
-    if told["failed"]:
+    if told["failed"] or any(task["unreadable"] for task in told["tasks"]):
         sys.exit(3)
 
 

@@ -32,9 +32,9 @@ def features(
     """
     from vitral.data.embeddings import check_target, write_features
     from vitral.data.files import find_pictures
+    from vitral.names import as_text
     from vitral.predict import Failure, Predictor
     from vitral.show.console import visible
-    from vitral.show.predictions import writable
     from vitral.show.progress import progress_bar
 
     check_target(out)
@@ -49,13 +49,13 @@ def features(
             if isinstance(told, Failure):
                 failures.append((file, told.reason))
             else:
-                names.append(writable(file))
+                names.append(as_text(file))
                 rows.append(told)
             move(number, len(files))
     write_features(out, names, rows, width=predictor.ready.feature_width)
     told = {"file": str(out), "pictures": len(rows), "width": predictor.ready.feature_width, "failed": len(failures)}
     if format == "json":
-        show_json({**told, "failures": [{"file": file, "error": reason} for file, reason in failures]})
+        show_json({**told, "failures": [{"file": as_text(file), "error": reason} for file, reason in failures]})
     elif format == "human":
         show_lines([f"{out}: {len(rows):,} pictures, {told['width']} numbers each"])
         show_lines(f"left out: {visible(file)} ({reason})" for file, reason in failures)

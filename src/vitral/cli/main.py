@@ -61,10 +61,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(leaving.__context__, BrokenPipeError):  # rich turns it into this
             _let_go_of_the_pipe()
         raise
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        told = f"The memory is not enough: {str(error).partition(chr(10))[0]}"
+        _leave(1, f"{told}\nTake a smaller --batch-size, or a smaller --image-size or model.", debug, error)
     except OSError as error:
         reason = error.strerror or error
         told = f"{error.filename}: {reason}." if error.filename else f"The result could not be written: {reason}."
         _leave(1, told, debug, error)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Without importing torch, whose CPU says it in words only."""
+    told = str(error)
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in told
 
 
 def settle_streams() -> None:

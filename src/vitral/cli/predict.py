@@ -38,7 +38,7 @@ def predict(
     """
     from vitral.data.files import find_pictures
     from vitral.predict import Failure, Predictor
-    from vitral.show.predictions import check_same_model, open_rows
+    from vitral.show.predictions import check_same_model, check_target, open_rows
     from vitral.show.progress import progress_bar
 
     if top < 1:
@@ -50,11 +50,14 @@ def predict(
             f"--out {out} takes the rows, so --format {format} has nothing to print.",
             hint="The ending of --out says how rows are written: .csv or .jsonl.",
         )
+    if out is not None:
+        check_target(out, resume=resume)
     files = find_pictures(images, sys.stdin)
     predictor = Predictor(
         run, device=device, precision=precision, batch_size=batch_size, image_size=parse_size(image_size)
     )
     predictor.ready.check_answers()
+    top = min(top, len(predictor.labels))
     with told_how_to_go_on(out), open_rows(out, format, top, files, resume=resume) as rows:
 
         def ask(place: int) -> list[tuple[str, float]] | None:

@@ -99,6 +99,10 @@ def split_setting(word: str) -> tuple[str, str]:
     return name, value
 
 
+SWITCHES = {"compile", "gradient_checkpointing"}
+"""Settings that are true or false, and need no word behind them."""
+
+
 def gather_settings(words: list[str]) -> list[str]:
     """--optim.lr 3e-4, and every other flag that has no place of its own in the help -> --set optim.lr=3e-4."""
     own = {f"--{name.rstrip('_').replace('_', '-')}" for name in signature(train).parameters} | {"--help", "-h"}
@@ -110,9 +114,11 @@ def gather_settings(words: list[str]) -> list[str]:
         if not word.startswith("--") or name in own or word == "--":
             rest.append(word)
             continue
+        setting = name.removeprefix("--").replace("-", "_")
         if not equals:
-            value = words.pop(0) if words and not words[0].startswith("--") else "true"
-        rest += ["--set", f"{name.removeprefix('--').replace('-', '_')}={value}"]
+            is_value = words and (words[0] in ("true", "false") if setting in SWITCHES else words[0][:2] != "--")
+            value = words.pop(0) if is_value else "true"
+        rest += ["--set", f"{setting}={value}"]
     return rest
 
 

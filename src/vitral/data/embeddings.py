@@ -6,6 +6,7 @@ import numpy as np
 
 from vitral.data.parquet import import_pyarrow
 from vitral.errors import ConfigError
+from vitral.weights.files import written_aside
 
 
 def check_target(path: Path) -> None:
@@ -23,17 +24,16 @@ def check_target(path: Path) -> None:
 def write_features(path: Path, names: list[str], rows: list[np.ndarray], width: int) -> None:
     """As npz: arrays ``files`` and ``features``; as Parquet: columns ``file`` and ``features``. Whole or not at all."""
     table = np.stack(rows) if rows else np.empty((0, width), np.float32)
-    aside = path.with_name(f".{path.name}.tmp")
-    if path.suffix.lower() == ".parquet":
-        parquet = import_pyarrow()
-        import pyarrow
+    with written_aside(path) as aside:
+        if path.suffix.lower() == ".parquet":
+            parquet = import_pyarrow()
+            import pyarrow
 
-        columns = {
-            "file": pyarrow.array(names, pyarrow.string()),
-            "features": pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(table.ravel()), width),
-        }
-        parquet.write_table(pyarrow.table(columns), aside)
-    else:
-        with aside.open("wb") as stream:
-            np.savez(stream, files=np.array(names, dtype=str), features=table)
-    aside.replace(path)
+            columns = {
+                "file": pyarrow.array(names, pyarrow.string()),
+                "features": pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(table.ravel()), width),
+            }
+            parquet.write_table(pyarrow.table(columns), aside)
+        else:
+            with aside.open("wb") as stream:
+                np.savez(stream, files=np.array(names, dtype=str), features=table)

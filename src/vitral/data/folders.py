@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitral.data.decode import SUFFIXES
-from vitral.data.items import NO_LABEL, SPLITS, Dataset, InFile, Item, as_text, natural_order
+from vitral.data.items import NO_LABEL, SPLITS, Dataset, InFile, Item, natural_order
 from vitral.errors import DataError
+from vitral.names import as_text
 
 
 def open_folder(folder: Path) -> Dataset:

@@ -220,14 +220,6 @@ def natural_order(name: str) -> tuple[object, ...]:
     return tuple((1, 0, part) if digits is None else (0, len(digits), digits) for digits, part in parts), name
 
 
-def as_text(name: str) -> str:
-    """A name of a file that can be written anywhere: bytes that are no UTF-8 come out as escapes."""
-    try:
-        return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    except UnicodeEncodeError:  # half a letter, as JSON can have it
-        return name.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 def counted_reasons(skipped: dict[str, str]) -> str:
     """The commonest reasons, and an example of each."""
     examples = {reason: key for key, reason in reversed(skipped.items())}

@@ -1,6 +1,6 @@
 """Preprocess applied: from a picture to the uint8 tensor that the network sees, and from there to normalised numbers.
 
-Training, evaluation, prediction and the server all come through here. Resizing is torch's uint8 kernel, which equals
+Training, evaluation and prediction all come through here. Resizing is torch's uint8 kernel, which equals
 Pillow's within a rounding; large JPEGs are decoded at a fraction of their size when that is still large enough.
 """
 

@@ -13,8 +13,9 @@ from math import prod
 from pathlib import Path
 
 from vitral.data.decode import SUFFIXES
-from vitral.data.items import NO_LABEL, Dataset, InTar, Item, as_text, counted_reasons, named_split
+from vitral.data.items import NO_LABEL, Dataset, InTar, Item, counted_reasons, named_split
 from vitral.errors import DataError
+from vitral.names import as_text
 
 _LARGEST_LABEL = 64 * 1024
 MOST_CLASSES = 100_000

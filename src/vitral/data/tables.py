@@ -15,12 +15,12 @@ from vitral.data.items import (
     InTable,
     Item,
     Source,
-    as_text,
     counted_reasons,
     natural_order,
 )
 from vitral.data.parquet import import_pyarrow
 from vitral.errors import DataError, first_line
+from vitral.names import as_text
 
 _PICTURES = ("image", "img", "file", "filename", "file_name", "path", "filepath", "image_path", "picture")
 _LABELS = ("label", "labels", "class", "target", "category", "fine_label")

@@ -8,7 +8,7 @@ from ast import literal_eval
 from dataclasses import dataclass, fields
 from math import lcm
 from re import fullmatch
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_type_hints
 
 from vitral.errors import ConfigError, DataError, did_you_mean
 
@@ -342,16 +342,17 @@ def check_field_names(names: dict[str, object], of: type = ViTConfig) -> None:
             raise ConfigError(f"{of.__name__} has no field {name!r}.", hint=hint)
 
 
-def field_from_word(word: str) -> object:
+def field_from_word(name: str, word: str) -> object:
     """The value of a field as a person types it: 384, (2, 3), true, none, mean."""
-    special = {"true": True, "false": False, "none": None}
+    takes_none = "none" in get_args(get_type_hints(ViTConfig).get(name))  # it is itself one of the words
+    special = {"true": True, "false": False, "none": "none" if takes_none else None}
     if word.lower() in special:
         return special[word.lower()]
     if sides := fullmatch(r"(\d+)x(\d+)", word):
         return int(sides[1]), int(sides[2])
     try:
         return literal_eval(word)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last three by odd words only
         return word
 
 

@@ -40,7 +40,7 @@ class Tokens:
 class Features(Tokens):
     """The tokens as they go into the pooling (after the final norm, unless norm_after_pool), and what comes out."""
 
-    pooled: Float[Tensor, "B D"] | Float[Tensor, "B N D"]
+    pooled: Float[Tensor, "B D"] | Float[Tensor, "B tokens D"]
     """One vector an image, as the head (or its representation layer) sees it; all tokens with pool 'none'."""
     layers: ByLayer[Tokens]
     """The tokens behind each layer that was asked for, before the final norm."""

@@ -6,6 +6,7 @@ training and weight loading need no care.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import ParamSpec, TypeVar
 
@@ -124,7 +125,8 @@ def resample_rows(
     """A table of one row a patch, from one grid to another; in float32, whatever precision surrounds it."""
     down = _interpolation(grid[0], to[0], method, table.device)
     across = _interpolation(grid[1], to[1], method, table.device)
-    with torch.autocast(table.device.type, enabled=False):
+    # The meta device, which only counts, knows no autocast.
+    with nullcontext() if table.is_meta else torch.autocast(table.device.type, enabled=False):
         moved = torch.einsum("ij,kl,jld->ikd", down, across, table.float().unflatten(0, grid))
     return moved.flatten(0, 1).to(table.dtype)
 

@@ -97,7 +97,7 @@ def canonical_name(name: str) -> str:
     hints = hints or did_you_mean(found, NAMES) or did_you_mean(words, NAMES)
     raise ConfigError(
         f"There is no model named {name!r}.",
-        hint=" ".join(filter(None, (hints, "`vitral models` lists them all; trained weights go with --from."))),
+        hint=f"{f'{hints} ' if hints else ''}`vitral models` lists them all; `vitral train` takes weights by --from.",
     )
 
 

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,8 +20,13 @@ def human_console() -> "Console":
 
 
 def show_json(result: Any) -> None:
-    json.dump(result, sys.stdout, indent=2, ensure_ascii=False)
-    sys.stdout.write("\n")
+    sys.stdout.write(in_json(result, sys.stdout, indent=2) + "\n")
+
+
+def in_json(result: Any, stream: TextIO, indent: int | None = None) -> str:
+    """As a stream can take it: with the letters themselves where it has them all."""
+    is_unicode = (stream.encoding or "utf-8").lower().replace("-", "").startswith("utf")
+    return json.dumps(result, indent=indent, ensure_ascii=not is_unicode)
 
 
 def show_lines(lines: Iterable[str]) -> None:

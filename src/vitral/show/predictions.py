@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from vitral.errors import ConfigError
-from vitral.show.console import visible
+from vitral.names import as_text
+from vitral.runs import take_lock
+from vitral.show.console import in_json, visible
 
 Top = list[tuple[str, float]]
 
@@ -26,29 +28,39 @@ def open_rows(out: Path | None, format: str, top: int, files: Sequence[str], *, 
         rows.begin()
         yield rows
         return
+    with _open_to_go_on(out, check_target(out, resume=resume), top, files) as rows:
+        yield rows
+        rows.keep()
+
+
+def check_target(out: Path, *, resume: bool) -> "type[FileRows]":
+    """How rows are written there; ConfigError where they cannot be."""
     kinds: dict[str, type[FileRows]] = {".csv": CsvRows, ".jsonl": JsonRows, ".json": JsonRows}
     if out.suffix.lower() not in kinds:
         raise ConfigError(f"--out {out} must end in .csv or .jsonl.")
     if out.exists() and not resume:
         raise ConfigError(f"{out} is there already.", hint="Go on with it by --resume, or give another name.")
-    with _open_to_go_on(out, kinds[out.suffix.lower()], top, files) as rows:
-        yield rows
-        rows.keep()
+    return kinds[out.suffix.lower()]
 
 
 @contextmanager
 def _open_to_go_on(out: Path, kind: "type[FileRows]", top: int, files: Sequence[str]) -> "Iterator[Rows]":
     try:
-        content = out.read_bytes() if out.exists() else b""
-        complete = kind.complete(content)
-        already = kind.parse(complete.decode("utf-8"), top)
+        stream = out.open("r+b" if out.exists() else "x+b")
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be used: {error.strerror}.") from error
+    with stream:
+        if not take_lock(stream.fileno()):
+            raise ConfigError(f"{out} is being written by another process.", hint="Wait for it, or give another --out.")
+        try:
+            content = stream.read()
+            complete = kind.complete(content)
+            already = kind.parse(complete.decode("utf-8"), top)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{out} cannot be used: {getattr(error, 'strerror', None) or error}.") from error
         if not kind.START.startswith(content[: len(kind.START)]):
             raise ConfigError(f"{out} holds no predictions, so there is nothing to go on with.")
         check_rows(already, files)
-        stream = out.open("r+b" if out.exists() else "xb")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{out} cannot be used: {getattr(error, 'strerror', None) or error}.") from error
-    with stream:
         stream.truncate(len(complete))  # what was cut off while it was written is written again
         stream.seek(len(complete))
         rows = kind(io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True), top)
@@ -61,7 +73,7 @@ def _open_to_go_on(out: Path, kind: "type[FileRows]", top: int, files: Sequence[
 def check_rows(already: "Sequence[Already]", files: Sequence[str]) -> None:
     """ConfigError where the rows that are there are not the first of these files."""
     for place, row in enumerate(already):
-        if place >= len(files) or writable(files[place]) != row.file:
+        if place >= len(files) or as_text(files[place]) != row.file:
             raise ConfigError(
                 f"Row {place + 1} of --out is {row.file}, which is not picture {place + 1} of those given.",
                 hint="Give the same pictures in the same order, or another --out.",
@@ -70,25 +82,22 @@ def check_rows(already: "Sequence[Already]", files: Sequence[str]) -> None:
 
 def check_same_model(already: "Sequence[Already]", ask: "Callable[[int], Top | None]") -> None:
     """ConfigError where the last answer of a file that is gone on with is not what the model says now. ``ask`` gives
-    that for the picture of a row, None where it can no longer be read."""
+    that for the picture of a row, None where it can no longer be read; then the row before it is asked about."""
     for place in reversed(range(len(already))):
         row = already[place]
         if row.label is None:
             continue
         now = ask(place)
-        same = now and len(now) == row.width and now[0][0] == row.label and abs(now[0][1] - row.probability) < 1e-3
-        if now is not None and not same:
+        if now is None:
+            continue
+        same = len(now) == row.width and now[0][0] == row.label and abs(now[0][1] - row.probability) < 1e-3
+        if not same:
             raise ConfigError(
                 f"--out has {row.label} ({row.probability:.1%}, {row.width} labels) for {row.file}, and would now have "
                 f"{now[0][0]} ({now[0][1]:.1%}, {len(now)} labels).",
                 hint="Go on with the model and the --top that it was begun with, or give another --out.",
             )
         return
-
-
-def writable(name: str) -> str:
-    """A file's name as text that can be written: bytes that are no UTF-8 come out as escapes."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 class Already(NamedTuple):
@@ -154,13 +163,13 @@ class JsonRows(FileRows):
 
     def add(self, file: str, top: Top) -> None:
         places = [{"label": label, "probability": probability} for label, probability in top]
-        self._write({"file": writable(file), **places[0], "top": places})
+        self._write({"file": as_text(file), **places[0], "top": places})
 
     def add_error(self, file: str, reason: str) -> None:
-        self._write({"file": writable(file), "error": reason})
+        self._write({"file": as_text(file), "error": reason})
 
     def _write(self, row: dict[str, Any]) -> None:
-        self.stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+        self.stream.write(in_json(row, self.stream) + "\n")
 
     @staticmethod
     def parse(text: str, top: int) -> list[Already]:
@@ -190,10 +199,10 @@ class CsvRows(FileRows):
 
     def add(self, file: str, top: Top) -> None:
         values = [value for label, probability in top for value in (label, f"{probability:.6f}")]
-        self._write([writable(file), *values, *[""] * (2 * self.top - len(values)), ""])
+        self._write([as_text(file), *values, *[""] * (2 * self.top - len(values)), ""])
 
     def add_error(self, file: str, reason: str) -> None:
-        self._write([writable(file), *[""] * (2 * self.top), reason])
+        self._write([as_text(file), *[""] * (2 * self.top), reason])
 
     def _write(self, row: list[str]) -> None:
         csv.writer(self.stream, lineterminator="\n").writerow(row)
@@ -221,7 +230,7 @@ class CsvRows(FileRows):
             return [
                 Already(row[0], None, 0.0, 0)
                 if row[-1]
-                else Already(row[0], row[1], float(row[2]), sum(map(bool, row[1:-1:2])))
+                else Already(row[0], row[1], float(row[2]), sum(map(bool, row[2:-1:2])))
                 for row in rows[1:]
             ]
         except ValueError:

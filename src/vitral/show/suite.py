@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vitral.show.console import human_console
+from vitral.show.console import human_console, visible
 
 
 def show_suite(told: dict[str, Any]) -> None:
@@ -36,6 +36,14 @@ def show_suite(told: dict[str, Any]) -> None:
                 f"{task['task']} was trained on {task['train_images']:,} pictures instead of {told['train_images']:,}"
             )
             console.print(said, style="yellow", soft_wrap=True)
+        if not task["stand_in"] and task["classes_seen"] < task["classes"]:
+            said = f"the test pictures of {task['task']} show {task['classes_seen']} of its {task['classes']} classes"
+            console.print(said, style="yellow", soft_wrap=True)
+        if task["unreadable"]:
+            said = f"{task['unreadable']:,} test pictures of {task['task']} could not be read"
+            console.print(said, style="yellow", soft_wrap=True)
+        for note in task["notes"]:
+            console.print(visible(f"{task['task']}: {note}"), style="yellow", markup=False, soft_wrap=True)
     for name, reason in told["failed"].items():
         console.print(f"not measured: {name}: {reason}", style="yellow", markup=False, soft_wrap=True)
     if told["interrupted"]:

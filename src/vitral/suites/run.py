@@ -58,11 +58,18 @@ class TaskResult:
     papers: tuple[float, float, float]
     stand_in: str | None = None
     """What was measured in the task's place; the paper's numbers are not about it."""
+    unreadable: int = 0
+    """Test pictures that could not be read."""
+    classes_seen: int
+    """Of the test pictures."""
+    notes: tuple[str, ...] = ()
+    """What there is to say about its data."""
 
     @property
     def is_the_papers(self) -> bool:
-        """The task itself, with all of its training pictures."""
-        return self.stand_in is None and self.train_images == TRAIN + VAL
+        """The task itself, with all of its training pictures and nothing missing from its test."""
+        is_whole = not self.unreadable and self.classes_seen == TASKS[self.task].classes
+        return self.stand_in is None and self.train_images == TRAIN + VAL and is_whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +103,7 @@ class SuiteResult:
         whole = len(self.tasks) == len(TASKS) and all(task.is_the_papers for task in self.tasks) and not self.changed
         return {
             **asdict(self),
+            "tasks": [{**asdict(task), "classes": TASKS[task.task].classes} for task in self.tasks],
             "interrupted": self.interrupted,
             "groups": groups,
             "mean": self.group_mean(),
@@ -210,4 +218,7 @@ def learn_task(
                     train_images=len(data.splits["train"]),
                     papers=TASKS[name].papers,
                     stand_in=stand_in,
+                    unreadable=len(held["unreadable"]),
+                    classes_seen=len({item.label for item in data.splits["test"]}),
+                    notes=data.notes,
                 )

@@ -9,12 +9,12 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from vitral.data.augment import Augment
 from vitral.devices import device_name
 from vitral.errors import ConfigError, did_you_mean
-from vitral.model.config import ViTConfig, field_from_word
+from vitral.model.config import field_from_word
 from vitral.train.bounds import check_numbers
 from vitral.train.kinds import in_kind
 from vitral.train.masking import Masking
@@ -238,7 +238,7 @@ def with_settings(config: TrainConfig | None, settings: Mapping[str, Any], origi
         name = _SPELLED.get(word, word)  # from_weights=... in Python, where from is a keyword
         section, dot, rest = name.partition(".")
         if section == "network" and dot:
-            inner.setdefault("network", {})[rest] = _network_value(rest, value)
+            inner.setdefault("network", {})[rest] = field_from_word(rest, value) if isinstance(value, str) else value
             continue
         if name not in known:
             inside = [setting for setting in known if setting.endswith(f".{name}")]
@@ -265,14 +265,6 @@ def with_settings(config: TrainConfig | None, settings: Mapping[str, Any], origi
 
 def _first_of(section: str) -> str:
     return fields(SECTIONS[section])[0].name
-
-
-def _network_value(name: str, value: Any) -> Any:
-    """A word as the value it stands for; none is itself one of the words of pool and position."""
-    if not isinstance(value, str):
-        return value
-    takes_none = "none" in get_args(get_type_hints(ViTConfig).get(name))
-    return "none" if takes_none and value.lower() == "none" else field_from_word(value)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

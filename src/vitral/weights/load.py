@@ -17,6 +17,7 @@ from vitral.errors import ConfigError, WeightsError, first_line
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import check_field_names
 from vitral.model.network import Config, Network, build
+from vitral.names import as_text
 from vitral.preprocess import Preprocess
 from vitral.weights.adapt import adapt
 from vitral.weights.checkpoint import Checkpoint
@@ -55,7 +56,7 @@ def load(
         assumed=tuple(sentence for topic, sentence in draft.assumed.items() if topic not in topics),
         warnings=(*report.warnings, *changed_normalisation(draft.preprocess, prepared)),
     )
-    labels = draft.labels if keeps_labels else None
+    labels = tuple(map(as_text, draft.labels)) if draft.labels and keeps_labels else None
     multi_label = draft.multi_label and "num_classes" not in config_overrides
     return Checkpoint(model=model.eval(), preprocess=prepared, labels=labels, multi_label=multi_label, report=report)
 

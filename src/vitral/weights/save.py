@@ -9,6 +9,7 @@ from vitral.errors import ConfigError, WeightsError, did_you_mean
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
 from vitral.model.network import Network
+from vitral.names import as_text
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import Checkpoint, default_preprocess
 from vitral.weights.content import Content
@@ -142,7 +143,7 @@ def as_checkpoint(
             f"{len(labels)} labels" if isinstance(labels, list | tuple) else f"labels of type {type(labels).__name__}"
         )
         raise ConfigError(f"There are {seen} for {config.num_classes} classes.", hint="Give a list with one for each.")
-    return replace(what, labels=tuple(map(str, labels)))
+    return replace(what, labels=tuple(as_text(str(label)) for label in labels))
 
 
 def check_model(model: Network) -> None:
