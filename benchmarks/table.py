@@ -36,10 +36,12 @@ def forward_table() -> str:
 
 
 def mixed_table() -> str:
-    about, *rows = newest("mixed_sizes")["rows"]
+    result = newest("mixed_sizes")
+    about, *rows = result["rows"]
     sizes = {tuple(size) for size in about["sizes"]}
     lines = [
-        f"{len(about['sizes'])} photos of {len(sizes)} sizes in one call ({about['model']}), images per second:",
+        f"{len(about['sizes'])} photos of {len(sizes)} sizes in one call ({about['model']}, "
+        f"{result['machine']['date']}), images per second:",
         "",
         "| | packed (ours) | padded with a mask | timm NaFlex | one by one |",
         "|---|---|---|---|---|",

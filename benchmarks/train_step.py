@@ -3,7 +3,7 @@
     python -m benchmarks.train_step --save          # about ten minutes on 2 cores
 
 The same network, weights, batch and threads. "plain" is our float32 eager step; "default" is what ``vitral train``
-does on this machine, its precision and its way with memory included. Each candidate has a process of its own, because
+does from scratch on a CPU, its way with memory included. Each candidate has a process of its own, because
 the way with memory holds for a whole process; they take turns, and only one computes at a time. The ratio of the
 fastest turns counts, the median of several runs is reported.
 """
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import vitral
 from benchmarks.peers import in_timm, randomise
 from benchmarks.timing import describe_machine, save
-from vitral.devices import choose_precision, keep_freed_memory
+from vitral.devices import keep_freed_memory
 from vitral.train.config import Optim
 from vitral.train.mixing import as_targets, soft_loss
 from vitral.train.optim import Optimiser
@@ -32,15 +32,13 @@ CASES = [("vit-s16", 8), ("vit-ti16", 16), ("vit-nano4", 128), ("vit-pico7", 128
 WHO = ("timm", "plain", "default")
 
 
-def our_step(model: vitral.ViT, images: Tensor, labels: Tensor, precision: str) -> Callable[[], float]:
+def our_step(model: vitral.ViT, images: Tensor, labels: Tensor) -> Callable[[], float]:
     optimiser = Optimiser(model, Optim(name="adamw", lr=1e-4), peak=1e-4)
     targets = as_targets(labels, model.config.num_classes, 0.0)
     parameters = list(model.parameters())
 
     def step() -> float:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16"):
-            logits = model(images)
-        loss = soft_loss(logits, targets, "softmax", None)
+        loss = soft_loss(model(images), targets, "softmax", None)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step(1.0)
@@ -74,10 +72,7 @@ def work(who: str, name: str, batch: int) -> None:
     model = randomise(vitral.create(name, activation="gelu", num_classes=100)).train()
     assert isinstance(model, vitral.ViT)
     images, labels = torch.randn(batch, 3, *model.config.image_hw), torch.randint(0, 100, (batch,))
-    if who == "timm":
-        step = timm_step(in_timm(model).train(), images, labels)
-    else:
-        step = our_step(model, images, labels, choose_precision("cpu").value if who == "default" else "float32")
+    step = timm_step(in_timm(model).train(), images, labels) if who == "timm" else our_step(model, images, labels)
     print(step(), flush=True)
     step()
     for _ in sys.stdin:
@@ -109,10 +104,9 @@ class Candidate:
 
 
 def measure(name: str, batch: int, runs: int, seconds: float) -> dict[str, Any]:
-    precision = choose_precision("cpu").value
     candidates = {who: Candidate(who, name, batch) for who in WHO}
     losses = [candidate.first_loss for candidate in candidates.values()]
-    assert max(losses) - min(losses) < (1e-3 if precision == "float32" else 5e-2), losses  # the same step
+    assert max(losses) - min(losses) < 1e-3, losses  # the same step
     rounds = max(2, min(60, round(seconds / candidates["timm"].turn())))
     times, order, shuffle = [], list(WHO), Random(0)
     for _ in range(runs):
@@ -126,7 +120,7 @@ def measure(name: str, batch: int, runs: int, seconds: float) -> dict[str, Any]:
         candidate.end()
     ratios = {who: median(run["timm"] / run[who] for run in times) for who in WHO if who != "timm"}
     milliseconds = {who: min(run[who] for run in times) * 1e3 for who in WHO}
-    return {"model": name, "batch": batch, "milliseconds": milliseconds, "ratio": ratios, "precision": precision}
+    return {"model": name, "batch": batch, "milliseconds": milliseconds, "ratio": ratios}
 
 
 def main() -> None:
@@ -147,7 +141,7 @@ def main() -> None:
         times, ratio = row["milliseconds"], row["ratio"]
         print(
             f"| {name} | {batch} | {times['timm']:.0f} | {times['default']:.0f} | {ratio['plain']:.2f} x | "
-            f"{ratio['default']:.2f} x ({row['precision']}) |",
+            f"{ratio['default']:.2f} x |",
             flush=True,
         )
     if options.save:
