@@ -253,7 +253,11 @@ def test_an_interrupted_prediction_says_how_to_go_on(model: str, photos: Path, t
         "--batch-size",
         "1",
     ]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+
+    def heed() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests in the background of a shell inherit that it is ignored
+
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
     while not (out.exists() and out.stat().st_size > 500):
         time.sleep(0.02)
         assert process.poll() is None

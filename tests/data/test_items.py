@@ -9,8 +9,9 @@ import pytest
 
 from tests.data.pictures import class_folders
 from vitral.data.decode import BadPicture, Header
-from vitral.data.items import InFile, as_text, natural_channels, natural_order, sample_headers
+from vitral.data.items import InFile, natural_channels, natural_order, sample_headers
 from vitral.data.sources import open_data
+from vitral.names import as_text
 from vitral.runs import Run
 
 
