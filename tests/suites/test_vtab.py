@@ -244,8 +244,17 @@ def test_what_is_wrong_with_a_tasks_pictures_is_told(tmp_path: Path) -> None:
     done = run("evaluate", str(tmp_path / "model.safetensors"), str(tmp_path), *words)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "the test pictures of kitti-distance show 3 of its 4 classes" in done.stdout
-    assert "1 test pictures of kitti-distance could not be read" in done.stdout
+    assert "test pictures of kitti-distance that could not be read: 1" in done.stdout
     assert "kitti-distance: Rows that were left out" in done.stdout
+
+
+def test_a_table_and_what_stands_in_its_place_are_two(tmp_path: Path) -> None:
+    (tmp_path / "cifar100").mkdir()
+    (tmp_path / "cifar100.csv").touch()
+    assert find_task("cifar100", tmp_path) == (tmp_path / "cifar100.csv", None)
+    (tmp_path / "cifar100=cifar10").mkdir()
+    with pytest.raises(DataError, match="2 things in the place of cifar100"):
+        find_task("cifar100", tmp_path)
 
 
 def test_other_data_in_a_tasks_place_are_named_so(tmp_path: Path) -> None:

@@ -64,8 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        told = f"The memory is not enough: {str(error).partition(chr(10))[0]}"
-        _leave(1, f"{told}\nTake a smaller --batch-size, or a smaller --image-size or model.", debug, error)
+        reason = str(error).partition("\n")[0]
+        told = f"The memory is not enough{f' ({reason})' if reason else ''}."
+        _leave(1, f"{told} Take a smaller --batch-size, or a smaller --image-size or model.", debug, error)
     except OSError as error:
         reason = error.strerror or error
         told = f"{error.filename}: {reason}." if error.filename else f"The result could not be written: {reason}."

@@ -53,7 +53,6 @@ _HARMLESS = "\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{IDEOGRAPHIC SPACE}\N{
 
 def visible(text: str) -> str:
     """Names of files may hold anything; a terminal is not to obey it."""
-    shown = (letter.isprintable() or letter in _HARMLESS for letter in text)
     return "".join(
-        letter if is_shown else "\N{REPLACEMENT CHARACTER}" for letter, is_shown in zip(text, shown, strict=True)
+        letter if letter.isprintable() or letter in _HARMLESS else "\N{REPLACEMENT CHARACTER}" for letter in text
     )

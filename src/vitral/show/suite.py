@@ -40,7 +40,7 @@ def show_suite(told: dict[str, Any]) -> None:
             said = f"the test pictures of {task['task']} show {task['classes_seen']} of its {task['classes']} classes"
             console.print(said, style="yellow", soft_wrap=True)
         if task["unreadable"]:
-            said = f"{task['unreadable']:,} test pictures of {task['task']} could not be read"
+            said = f"test pictures of {task['task']} that could not be read: {task['unreadable']:,}"
             console.print(said, style="yellow", soft_wrap=True)
         for note in task["notes"]:
             console.print(visible(f"{task['task']}: {note}"), style="yellow", markup=False, soft_wrap=True)

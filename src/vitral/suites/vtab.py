@@ -85,9 +85,8 @@ NO_VEHICLE = 1000.0
 def find_task(name: str, place: Path) -> tuple[Path, str | None] | None:
     """Where a task lies below a place, and what stands in its place: ``cifar100=cifar10`` is CIFAR-10 as CIFAR-100."""
     found = [path for path in sorted(place.iterdir()) if _task_of(path)[0] == name]
-    tables = [path for path in found if not path.is_dir()]
-    if len(tables) == 1 and len(found) == 2:  # and the folder that its pictures are in
-        found = tables
+    lists = {path.stem for path in found if path.suffix in (".csv", ".tsv")}
+    found = [path for path in found if not (path.is_dir() and path.name in lists)]  # which holds their pictures
     if len(found) > 1:
         told = ", ".join(path.name for path in found)
         raise DataError(f"{place} has {len(found)} things in the place of {name}: {told}.", hint="Leave one of them.")

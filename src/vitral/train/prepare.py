@@ -32,6 +32,7 @@ from vitral.weights.load import load
 
 LOOKED_AT = 50
 _FACTS = {"loss_sum", "loss_steps", "seconds", "is_unscored"}
+"""Attributes of a run that its state holds by their names."""
 
 
 def check_alone() -> None:
