@@ -19,23 +19,23 @@ from torch import nn
 from benchmarks.peers import mend_torchvision
 from benchmarks.timing import describe_machine, save
 from vitral.data.augment import Augment
-from vitral.data.loader import Loader, Pictures
-from vitral.data.pixels import normalise
-from vitral.data.sources import open_data
+from vitral.data.batches import BatchLoader, ImageDataset
+from vitral.data.sources import open_dataset
+from vitral.data.transforms import normalize
 from vitral.preprocess import Preprocess
-from vitral.train.begin import train_settled
-from vitral.train.config import read_toml, recipe_path, with_settings
-from vitral.train.events import Finished, Stepped
+from vitral.training.config import read_toml, recipe_path, with_settings
+from vitral.training.entry import start_run
+from vitral.training.events import Finished, Stepped
 
 
 def ours(data: str, seed: int) -> dict[str, Any]:
     config = with_settings(None, {"data": data, **read_toml(recipe_path("cifar10-10min")), "seed": seed}, "benchmark")
     with tempfile.TemporaryDirectory() as folder:
-        for event in train_settled(config, out=Path(folder) / "run"):
+        for event in start_run(config, out=Path(folder) / "run"):
             if isinstance(event, Stepped) and event.step % 200 == 0:
                 print(f"vitral step {event.step}/{event.steps} loss {event.loss:.3f}", flush=True)
             if isinstance(event, Finished):
-                return {"who": "vitral", "seconds": event.train_seconds, "top1": event.held_out["top1"]}
+                return {"who": "vitral", "seconds": event.train_seconds, "top1": event.test["top1"]}
     raise RuntimeError("the run did not finish")
 
 
@@ -44,11 +44,11 @@ def theirs(data: str, seconds: float, width: int, depth: int, seed: int) -> dict
     from timm.models.vision_transformer import VisionTransformer
 
     torch.manual_seed(seed)
-    dataset = open_data(data)
+    dataset = open_dataset(data)
     preprocess = Preprocess(size=(32, 32))
     how = Augment(crop="shift", flip=0.5)
-    loader = Loader(
-        pictures=Pictures(dataset.splits["train"], preprocess, how=how, seed=seed),
+    loader = BatchLoader(
+        pictures=ImageDataset(dataset.splits["train"], preprocess, how=how, seed=seed),
         batch_size=128,
         classes=10,
         shuffle=True,
@@ -56,30 +56,30 @@ def theirs(data: str, seconds: float, width: int, depth: int, seed: int) -> dict
     model = VisionTransformer(
         img_size=32, patch_size=4, embed_dim=width, depth=depth, num_heads=width // 32, num_classes=10
     )
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
     start = time.perf_counter()
     epoch = images = 0
     while time.perf_counter() - start < seconds:
         for batch in loader.epoch(epoch):
             part = min(1.0, (time.perf_counter() - start) / seconds)
-            for group in optimiser.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = 1e-3 * min(1.0, part * 20) * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * part)).item())
             assert isinstance(batch.images, torch.Tensor)
-            nn.functional.cross_entropy(model(normalise(batch.images, preprocess)), batch.labels).backward()
+            nn.functional.cross_entropy(model(normalize(batch.images, preprocess)), batch.labels).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimiser.step()
-            optimiser.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
             images += len(batch.items)
             if time.perf_counter() - start > seconds:
                 break
         epoch += 1
     right = 0
-    held = Loader(pictures=Pictures(dataset.splits["test"], preprocess), batch_size=250, classes=10)
+    held = BatchLoader(pictures=ImageDataset(dataset.splits["test"], preprocess), batch_size=250, classes=10)
     model.eval()
     with torch.inference_mode():
         for batch in held.epoch():
             assert isinstance(batch.images, torch.Tensor)
-            right += (model(normalise(batch.images, preprocess)).argmax(1) == batch.labels).sum().item()
+            right += (model(normalize(batch.images, preprocess)).argmax(1) == batch.labels).sum().item()
     return {"who": f"timm {width} x {depth}", "seconds": seconds, "top1": right / len(held.pictures), "images": images}
 
 

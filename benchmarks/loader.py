@@ -22,7 +22,7 @@ from benchmarks.peers import mend_torchvision
 from benchmarks.timing import describe_machine, save
 from vitral.data.augment import Augment, random_box, random_generator
 from vitral.data.decode import fast_jpeg
-from vitral.data.pixels import Box, crop_and_resize, normalise
+from vitral.data.transforms import Box, crop_and_resize, normalize
 from vitral.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 
 SIZE = 224
@@ -60,7 +60,7 @@ def plain(content: bytes, box: Box) -> torch.Tensor:
 
 
 def ours(content: bytes, box: Box) -> torch.Tensor:
-    return normalise(crop_and_resize(content, box, PREPROCESS), PREPROCESS)
+    return normalize(crop_and_resize(content, box, PREPROCESS), PREPROCESS)
 
 
 def torchvision_method() -> Method:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitral.model.patches import cut
 from vitral.model.vit import ViT
 from vitral.weights.dialects import huggingface, timm, torchvision
-from vitral.weights.rules import Rule
+from vitral.weights.dialects.rules import Rule
 
 
 @cache

@@ -24,16 +24,16 @@ import vitral
 from benchmarks.peers import in_timm, randomise
 from benchmarks.timing import describe_machine, save
 from vitral.devices import keep_freed_memory
-from vitral.train.config import Optim
-from vitral.train.mixing import as_targets, soft_loss
-from vitral.train.optim import Optimiser
+from vitral.training.config import Optim
+from vitral.training.mixing import as_targets, soft_loss
+from vitral.training.optimizer import Optimizer
 
 CASES = [("vit-s16", 8), ("vit-ti16", 16), ("vit-nano4", 128), ("vit-pico7", 128)]
 WHO = ("timm", "plain", "default")
 
 
 def our_step(model: vitral.ViT, images: Tensor, labels: Tensor) -> Callable[[], float]:
-    optimiser = Optimiser(model, Optim(name="adamw", lr=1e-4), peak=1e-4)
+    optimizer = Optimizer(model, Optim(name="adamw", lr=1e-4), peak=1e-4)
     targets = as_targets(labels, model.config.num_classes, 0.0)
     parameters = list(model.parameters())
 
@@ -41,8 +41,8 @@ def our_step(model: vitral.ViT, images: Tensor, labels: Tensor) -> Callable[[], 
         loss = soft_loss(model(images), targets, "softmax", None)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step(1.0)
-        optimiser.zero_grad()
+        optimizer.step(1.0)
+        optimizer.zero_grad()
         return loss.item()
 
     return step
@@ -51,14 +51,14 @@ def our_step(model: vitral.ViT, images: Tensor, labels: Tensor) -> Callable[[], 
 def timm_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], float]:
     from timm.optim._optim_factory import create_optimizer_v2
 
-    optimiser = create_optimizer_v2(model, opt="adamw", lr=1e-4, weight_decay=0.05)
+    optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-4, weight_decay=0.05)
 
     def step() -> float:
         loss = nn.functional.cross_entropy(model(images), labels)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         return loss.item()
 
     return step

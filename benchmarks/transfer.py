@@ -15,10 +15,10 @@ from typing import Any
 
 import vitral
 from benchmarks.timing import describe_machine, save
-from vitral.data.items import Item
-from vitral.data.sources import open_data
-from vitral.measure.metrics import wilson
-from vitral.train.events import Baseline, Finished
+from vitral.data.dataset import Item
+from vitral.data.sources import open_dataset
+from vitral.evaluation.metrics import wilson
+from vitral.training.events import Baseline, Finished
 
 STEPS = 300
 SHOTS = (1, 5, 10, 25, 50)
@@ -31,7 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def write_part(shards: str, folder: Path, train: int, test: int) -> Path:
     """The first few pictures of each class, as class folders."""
-    data = open_data(shards)
+    data = open_dataset(shards)
     for split, each in (("train", train), ("test", test)):
         taken = dict.fromkeys(range(len(data.classes)), 0)
         for item in data.splits[split]:
@@ -53,11 +53,11 @@ def _take(item: Item, folder: Path, classes: tuple[str, ...], taken: dict[int, i
 def train_one(data: Path, weights: str, out: Path, size: int, **settings: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     given = {"from_weights": weights, "image_size": size, "steps": STEPS, **settings}
-    for event in vitral.train(data, out=out, **given):  # type: ignore[operator]
+    for event in vitral.train_events(data, out=out, **given):  # type: ignore[operator]
         if isinstance(event, Baseline):
-            print(f"before training: kNN {event.knn:.1%}, few-shot {event.few_shot:.1%} of the selection", flush=True)
+            print(f"before training: kNN {event.knn:.1%}, few-shot {event.few_shot:.1%} of the validation", flush=True)
         if isinstance(event, Finished):
-            held = event.held_out
+            held = event.test
             found = {name: held[name] for name in ("top1", "top1_low", "top1_high")}
             found["seconds"] = event.train_seconds
     return found

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitral.data.sources import open_data
+from vitral.data.sources import open_dataset
 
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    data = open_data("builtin:digits")
+    data = open_dataset("builtin:digits")
     chosen = {item.label: item for item in data.splits["test"]}
     for label, item in chosen.items():
         assert isinstance(label, int)

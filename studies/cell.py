@@ -13,16 +13,16 @@ import torch
 import vitral
 from studies.pictures import pictures_for
 from studies.plan import Job, read_study
-from vitral.data.pixels import prepare
-from vitral.data.sources import open_data
-from vitral.measure.ready import make_ready
+from vitral.data.sources import open_dataset
+from vitral.data.transforms import prepare
+from vitral.inference.loaded_model import load_model
 from vitral.model.network import Network
 from vitral.preprocess import Preprocess
-from vitral.train.begin import train, train_settled
-from vitral.train.build import build_model
-from vitral.train.config import with_settings
-from vitral.train.events import Finished
-from vitral.train.layers import gather_layers
+from vitral.training.build import build_model
+from vitral.training.config import with_settings
+from vitral.training.entry import start_run, train
+from vitral.training.events import Finished
+from vitral.training.settings import collect_settings
 
 
 def main(study: str, cell: str, seed: str, data: str, place: str) -> None:
@@ -70,15 +70,15 @@ def _trained(settings: dict[str, Any], data: str, run: Path) -> dict[str, Any]:
     if has_begun:
         events = train(data, resume=run, **settings)  # refuses settings that have changed since
     else:
-        events = train_settled(*gather_layers(data, settings, recipe="none"), out=run)
+        events = start_run(*collect_settings(data, settings, recipe="none"), out=run)
     *_, last = events
     if not isinstance(last, Finished):
         sys.exit(f"{run} was interrupted")
     report = json.loads((run / "report.json").read_text(encoding="utf-8"))
     kept = {"steps": report["steps"], "parameters": report["parameters"], "seconds": report["train_seconds"]}
-    kept["images"] = last.held_out["images"]
+    kept["images"] = last.test["images"]
     is_classifier = settings.get("objective", "classify") == "classify"  # others count colours, not pictures
-    return {"top1": last.held_out["top1"] if is_classifier else None, "loss": last.held_out["loss"], **kept}
+    return {"top1": last.test["top1"] if is_classifier else None, "loss": last.test["loss"], **kept}
 
 
 def _untrained(settings: dict[str, Any], run: Path) -> dict[str, Any]:
@@ -108,9 +108,9 @@ def measure(run: Path, data: str, place: Path, how: dict[str, Any]) -> float:
 
 def measure_packed(weights: Path, data: str, sides: list[int]) -> float:
     """Pictures of several sizes in turns, each batch packed into one sequence."""
-    ready = make_ready(weights)
+    ready = load_model(weights)
     sized = cycle(replace(ready.preprocess, size=(side, side)) for side in sides)
-    right, items = 0, open_data(data).splits["test"]
+    right, items = 0, open_dataset(data).splits["test"]
     for start in range(0, len(items), 64):
         some = items[start : start + 64]
         images = [prepare(item.source.read(), next(sized)) for item in some]

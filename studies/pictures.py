@@ -11,8 +11,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitral.data.items import Item
-from vitral.data.sources import open_data
+from vitral.data.dataset import Item
+from vitral.data.sources import open_dataset
 
 GREY = (127, 127, 127)
 
@@ -21,7 +21,7 @@ def pictures_for(data: str, place: Path, images: int | None, canvas: int | None)
     """Where they are; the data themselves, where nothing is asked for."""
     if images is None and canvas is None:
         return data
-    found = open_data(data)
+    found = open_dataset(data)
     asked = [f"{what}{value}" for what, value in (("images", images), ("canvas", canvas)) if value is not None]
     name = "-".join((*asked, found.fingerprint()[:8]))
     folder = place / "data" / name

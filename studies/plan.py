@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vitral.train.layers import flat
+from vitral.training.settings import flatten
 
 HERE = Path(__file__).parent
 BASE = "base"
@@ -89,7 +89,7 @@ def names() -> list[str]:
 
 def read_study(name: str) -> Study:
     told = _read(name)
-    base = flat(_read(BASE)) | flat(told.get("base", {}))
+    base = flatten(_read(BASE)) | flatten(told.get("base", {}))
     cells = []
     for cell in told["cells"]:
         own = {key: value for key, value in cell.items() if key not in (*OWN, "evaluations")}
@@ -97,7 +97,7 @@ def read_study(name: str) -> Study:
         kept = {key: cell[key] for key in OWN if key in cell}
         shared = base if "model" not in own else {key: base[key] for key in base if not key.startswith("network.")}
         begins_as = next((before.training for before in cells if before.name == cell.get("start")), None)
-        cells.append(Cell(settings=shared | flat(own), evaluations=evaluations, begins_as=begins_as, **kept))
+        cells.append(Cell(settings=shared | flatten(own), evaluations=evaluations, begins_as=begins_as, **kept))
     return Study(
         name=name,
         title=told["title"],

@@ -13,8 +13,8 @@ from studies.cell import build_network
 from studies.plan import Cell, Job, Study
 from vitral.model.config import ViTConfig
 from vitral.model.cost import count_cost
-from vitral.train.masked_patches import MaskedPatches
-from vitral.train.masking import Masking
+from vitral.training.masked_patches import MaskedPatches
+from vitral.training.masking import Masking
 
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 LEGEND = (

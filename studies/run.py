@@ -19,8 +19,8 @@ from typing import Any
 import vitral
 from studies.plan import Job, Study, names, read_study
 from studies.report import write_report
-from vitral.data.sources import open_data
-from vitral.train.config import with_settings
+from vitral.data.sources import open_dataset
+from vitral.training.config import with_settings
 
 
 def run_job(job: Job, data: str, place: Path, threads: int, before: "Future[str] | None") -> str:
@@ -106,7 +106,7 @@ def main() -> None:
         if options.data is None:
             parser.error("the data are missing: CIFAR-10, as anything that vitral reads")
         try:
-            keep_to_one_data(options.place, open_data(options.data).fingerprint())
+            keep_to_one_data(options.place, open_dataset(options.data).fingerprint())
             for name in chosen:
                 check_settings(read_study(name))
         except vitral.VitralError as error:

@@ -8,7 +8,7 @@ import pytest
 
 from vitral.cli.plan import plan
 from vitral.errors import ConfigError
-from vitral.plan import DAY, DEVICES, JFT, TABLE_2, TABLE_6, UTILISATION, count_from_word, make_plan
+from vitral.planning import DAY, DEVICES, JFT, TABLE_2, TABLE_6, UTILISATION, count_from_word, make_plan
 
 EXACT = ("vit-b16", "vit-l32", "vit-l16", "vit-h14")
 
@@ -61,7 +61,7 @@ def test_the_command_tells_the_cost(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_this_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0, 1, 10, 14, 20, 22, 30, 38])  # four steps, of which the first does not count
-    monkeypatch.setattr("vitral.plan.perf_counter", lambda: float(next(seconds)))
+    monkeypatch.setattr("vitral.planning.perf_counter", lambda: float(next(seconds)))
     here = make_plan("vit-pico7", images=1000, epochs=1, device="here", batch_size=8).estimates[0]
     assert here.images_per_second == 8 / 2
 

@@ -11,7 +11,7 @@ def test_all_names_are_listed_and_there() -> None:
     assert vitral.__all__ == sorted(vitral.__all__)
     for name in vitral.__all__:
         assert getattr(vitral, name) is not None
-    assert set(vitral._HOME) | {"__version__", "train"} == set(vitral.__all__)
+    assert set(vitral._HOME) | {"__version__"} == set(vitral.__all__)
     assert set(vitral.__all__) <= set(dir(vitral))
 
 

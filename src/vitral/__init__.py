@@ -8,12 +8,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitral.api import train_events as train_events
     from vitral.errors import ConfigError as ConfigError
     from vitral.errors import DataError as DataError
     from vitral.errors import VitralError as VitralError
     from vitral.errors import WeightsError as WeightsError
-    from vitral.measure.evaluate import evaluate as evaluate
-    from vitral.measure.evaluation import Evaluation as Evaluation
+    from vitral.evaluation.evaluator import evaluate as evaluate
+    from vitral.evaluation.results import Evaluation as Evaluation
+    from vitral.inference.predictor import Prediction as Prediction
+    from vitral.inference.predictor import Predictor as Predictor
     from vitral.model.bit import BiT as BiT
     from vitral.model.bit_config import BiTConfig as BiTConfig
     from vitral.model.config import ConvStem as ConvStem
@@ -21,45 +24,44 @@ if TYPE_CHECKING:
     from vitral.model.config import ViTConfig as ViTConfig
     from vitral.model.features import Features as Features
     from vitral.model.network import create as create
-    from vitral.model.record import record_attention as record_attention
+    from vitral.model.recording import record_attention as record_attention
     from vitral.model.vit import ViT as ViT
-    from vitral.predict import Prediction as Prediction
-    from vitral.predict import Predictor as Predictor
     from vitral.preprocess import Preprocess as Preprocess
-    from vitral.show.report import write_report as write_report
-    from vitral.suites.run import run_suite as run_suite
+    from vitral.report.page import write_report as write_report
+    from vitral.suites.runner import run_suite as run_suite
     from vitral.weights.checkpoint import Checkpoint as Checkpoint
+    from vitral.weights.checkpoint import LoadReport as LoadReport
     from vitral.weights.load import load as load
-    from vitral.weights.report import Report as Report
     from vitral.weights.save import save as save
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "BiT": "model.bit",
+    "BiTConfig": "model.bit_config",
     "Checkpoint": "weights.checkpoint",
     "ConfigError": "errors",
     "ConvStem": "model.config",
     "DataError": "errors",
-    "Evaluation": "measure.evaluation",
+    "Evaluation": "evaluation.results",
     "Features": "model.features",
-    "Prediction": "predict",
-    "Predictor": "predict",
+    "LoadReport": "weights.checkpoint",
+    "Prediction": "inference.predictor",
+    "Predictor": "inference.predictor",
     "Preprocess": "preprocess",
-    "Report": "weights.report",
     "ResNetStem": "model.config",
-    "BiT": "model.bit",
-    "BiTConfig": "model.bit_config",
     "ViT": "model.vit",
     "ViTConfig": "model.config",
     "VitralError": "errors",
     "WeightsError": "errors",
     "create": "model.network",
-    "evaluate": "measure.evaluate",
+    "evaluate": "evaluation.evaluator",
     "load": "weights.load",
-    "record_attention": "model.record",
-    "run_suite": "suites.run",
+    "record_attention": "model.recording",
+    "run_suite": "suites.runner",
     "save": "weights.save",
-    "write_report": "show.report",
+    "train_events": "api",
+    "write_report": "report.page",
 }
 __all__ = [
     "BiT",
@@ -70,10 +72,10 @@ __all__ = [
     "DataError",
     "Evaluation",
     "Features",
+    "LoadReport",
     "Prediction",
     "Predictor",
     "Preprocess",
-    "Report",
     "ResNetStem",
     "ViT",
     "ViTConfig",
@@ -86,14 +88,12 @@ __all__ = [
     "record_attention",
     "run_suite",
     "save",
-    "train",  # pyright: ignore[reportUnsupportedDunderAll]
+    "train_events",
     "write_report",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "train":
-        return import_module("vitral.train")  # a room that can be called
     if name not in _HOME:
         raise AttributeError(f"module 'vitral' has no attribute {name!r}")
     return getattr(import_module(f"vitral.{_HOME[name]}"), name)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vitral.errors import ConfigError
+from vitral.files import try_lock
 
 
 class Run:
@@ -102,7 +103,7 @@ class Run:
         except OSError as error:
             raise ConfigError(f"{self.folder} cannot be written to: {error.strerror}.") from error
         try:
-            if not take_lock(handle):
+            if not try_lock(handle):
                 by = os.read(handle, 20).decode("ascii", "replace").strip()
                 raise ConfigError(
                     f"{self.folder} is being trained by another process (pid {by or 'unknown'}).",
@@ -219,30 +220,6 @@ def _write(path: Path, text: str) -> None:
     os.replace(aside, path)
 
 
-def take_lock(handle: int) -> bool:
-    """Whether this process has the file to itself now."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        os.lseek(handle, 2**30, os.SEEK_SET)  # what is locked cannot be read there, and the pid should be
-        try:
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        finally:
-            os.lseek(handle, 0, os.SEEK_SET)
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True  # a file system without locks cannot tell, and must not keep anybody from training
-    return True
-
-
 def _is_list_of(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(map(is_right, value))
 
@@ -267,7 +244,7 @@ _WRITTEN: dict[str, dict[str, Callable[[Any], bool]]] = {  # what is read back, 
         "baseline": _is_baseline,
     },
     "report.json": {
-        **dict.fromkeys(("held_out", "data", "environment"), _is_a(dict)),
+        **dict.fromkeys(("test", "data", "environment"), _is_a(dict)),
         **dict.fromkeys(("best_step", "steps", "bad_pictures", "parameters"), _is_a(int)),
         "train_seconds": _is_a(int, float),
         "decisions": _is_list_of(_is_a(dict)),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.data.pictures import class_folders
-from vitral.train.begin import train
+from vitral.training.entry import train
 
 TINY: dict[str, Any] = dict(
     model="vit-pico4",

@@ -19,8 +19,8 @@ from tests.cli.conftest import TINY
 from tests.cli.typed import typed as run
 from tests.data.pictures import class_folders
 from vitral.errors import ConfigError, DataError, WeightsError
-from vitral.show.predictions import open_rows
-from vitral.train.begin import train
+from vitral.inference.writers import open_rows
+from vitral.training.entry import train
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_too_little_memory_is_one_sentence(
     def fail(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr("vitral.predict.Predictor.stream", fail)
+    monkeypatch.setattr("vitral.inference.predictor.Predictor.stream", fail)
     done = run("predict", model, str(photos))
     assert done.returncode == 1
     assert "The memory is not enough" in done.stderr
@@ -138,7 +138,7 @@ def test_other_faults_are_not_taken_for_that(model: str, photos: Path, monkeypat
     def fail(*_: Any) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr("vitral.predict.Predictor.stream", fail)
+    monkeypatch.setattr("vitral.inference.predictor.Predictor.stream", fail)
     with pytest.raises(RuntimeError, match="a fault of ours"):
         run("predict", model, str(photos))
 
@@ -325,11 +325,11 @@ def test_what_python_shows(model: str) -> None:
 
 def test_python_checks_at_the_call_and_writes_the_report(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no setting 'outt'"):
-        vitral.train(photos, outt="x")  # type: ignore[operator]
+        vitral.train_events(photos, outt="x")  # type: ignore[operator]
     with pytest.raises(ConfigError, match="optim.lr"):
-        vitral.train(photos, lr=1.0)  # type: ignore[operator]
-    *_, finished = vitral.train(photos, out=tmp_path / "run", **TINY)  # type: ignore[operator]
+        vitral.train_events(photos, lr=1.0)  # type: ignore[operator]
+    *_, finished = vitral.train_events(photos, out=tmp_path / "run", **TINY)  # type: ignore[operator]
     assert (finished.folder / "report.html").is_file()
     with pytest.raises(ConfigError, match="never overwrites") as caught:
-        vitral.train(photos, out=tmp_path / "run", **TINY)  # type: ignore[operator]
+        vitral.train_events(photos, out=tmp_path / "run", **TINY)  # type: ignore[operator]
     assert "--resume" not in str(caught.value)  # it is finished

@@ -24,7 +24,7 @@ def rows_of(text: str) -> list[dict[str, Any]]:
 
 def test_evaluate_in_three_formats(model: str) -> None:
     told = json.loads(run("evaluate", model, "--format", "json").stdout)
-    assert told["held_out"] == {name: told[name] for name in ("top1", "top5", "images", "loss")}
+    assert told["test"] == {name: told[name] for name in ("top1", "top5", "images", "loss")}
     assert float(run("evaluate", model, "--format", "quiet").stdout) == pytest.approx(told["top1"], abs=1e-4)
     page = run("evaluate", model, "--temperature").stdout
     assert "95 % interval" in page

@@ -11,8 +11,8 @@ from PIL import Image
 import vitral
 from tests.cli.typed import typed as run
 from tests.data.pictures import class_folders
-from vitral.train.begin import train
-from vitral.train.events import Finished
+from vitral.training.entry import train
+from vitral.training.events import Finished
 
 SMALL = {"stages": [1, 1, 1, 1]}
 
@@ -32,7 +32,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_is_evaluated_predicts_and_has_features(trained: Path, tmp_path: Path) -> None:
     told = json.loads(run("evaluate", str(trained), "--format", "json").stdout)
-    assert told["top1"] == pytest.approx(json.loads((trained / "report.json").read_text())["held_out"]["top1"])
+    assert told["top1"] == pytest.approx(json.loads((trained / "report.json").read_text())["test"]["top1"])
     assert (trained / "report.html").is_file()
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "photo.png")

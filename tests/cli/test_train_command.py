@@ -11,7 +11,7 @@ import pytest
 from tests.cli.typed import typed as run
 from tests.data.pictures import class_folders
 from vitral.cli.train import SWITCHES
-from vitral.train.config import setting_names
+from vitral.training.config import setting_names
 
 TINY = (
     "--model vit-pico4 --network.width 48 --network.depth 1 --network.heads 3 --image-size 16 --batch-size 8 --epochs 1"
@@ -113,10 +113,10 @@ def test_a_run_in_json_and_quietly(tmp_path: Path) -> None:
     done = run("train", str(data), "--out", str(tmp_path / "one"), *TINY.split(), "--format", "json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert 0 <= result["held_out"]["top1"] <= 1
+    assert 0 <= result["test"]["top1"] <= 1
     events = [json.loads(line) for line in done.stderr.splitlines()]
     assert {"decided", "began", "stepped", "epochended", "saved", "finished"} <= {event["event"] for event in events}
     quiet = run("train", str(data), "--out", str(tmp_path / "two"), *TINY.split(), "--format", "quiet")
-    assert float(quiet.stdout) == pytest.approx(result["held_out"]["top1"], abs=1e-4)
+    assert float(quiet.stdout) == pytest.approx(result["test"]["top1"], abs=1e-4)
     described = json.loads(run("describe", str(tmp_path / "one"), "--format", "json").stdout)
     assert described["labels"] == ["a", "b"]

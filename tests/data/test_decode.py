@@ -12,13 +12,13 @@ from PIL import Image
 
 from tests.data.pictures import encoded, photo, png_header
 from vitral.data import decode as module
-from vitral.data.decode import BadPicture, Limits, decode, from_pillow, read_header
+from vitral.data.decode import BadImageError, Limits, decode, from_pillow, read_header
 
 JPEG = encoded(photo(), "JPEG", quality=95)
 
 
 def reason_of(content: bytes) -> str:
-    with pytest.raises(BadPicture) as caught:
+    with pytest.raises(BadImageError) as caught:
         decode(content)
     return caught.value.reason
 
@@ -94,7 +94,7 @@ def test_no_dimensions() -> None:
 
 
 def test_too_many_bytes() -> None:
-    with pytest.raises(BadPicture, match="too large"):
+    with pytest.raises(BadImageError, match="too large"):
         read_header(JPEG, Limits(bytes=10))
 
 
@@ -172,7 +172,7 @@ def test_a_header_costs_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda image: pytest.fail("it was decoded"))
     assert (read_header(content).height, read_header(content).width) == (40, 60)
     moved = content[:8] + b"\0\0\0\0tEXt" + zlib.crc32(b"tEXt").to_bytes(4, "big") + content[8:]
-    with pytest.raises(BadPicture, match="not at the beginning"):
+    with pytest.raises(BadImageError, match="not at the beginning"):
         read_header(moved)
 
 
@@ -198,7 +198,7 @@ def test_text_chunks_that_are_bombs() -> None:
     chunk = (len(bomb) - 4).to_bytes(4, "big") + bomb + zlib.crc32(bomb).to_bytes(4, "big")
     content = plain[:33] + chunk + plain[33:]
     tracemalloc.start()
-    with suppress(BadPicture):
+    with suppress(BadImageError):
         assert decode(content).shape == (40, 60, 3)
     assert tracemalloc.get_traced_memory()[1] < 20e6
     tracemalloc.stop()
@@ -223,10 +223,10 @@ def test_arrays() -> None:
     same(decode(npy(pixels / 255.0)), pixels, within=0.01)
     bands = np.zeros((8, 9, 5), np.uint8)
     assert decode(npy(bands), channels=5).shape == (8, 9, 5)
-    with pytest.raises(BadPicture, match="5 bands"):
+    with pytest.raises(BadImageError, match="5 bands"):
         decode(npy(bands))
     for bad in (npy(np.array([{}], dtype=object)), npy(np.zeros((2, 2, 2, 2))), npy(pixels)[:-5], npy(pixels * 3.0)):
-        with pytest.raises(BadPicture):
+        with pytest.raises(BadImageError):
             decode(bad)
 
 
@@ -246,7 +246,7 @@ def test_damage_is_told_once_and_not_by_warnings(format: str, recwarn: pytest.Wa
             content[-int(random.integers(1, 200)) if number % 2 else int(random.integers(200))] = 255
         try:
             decode(bytes(content[: -number % 20 or None]))
-        except BadPicture:
+        except BadImageError:
             refused += 1
     assert refused > 20
     assert not recwarn.list
@@ -257,7 +257,7 @@ def test_many_bands_of_a_tiff() -> None:
     content = encoded(frames[0], "TIFF", save_all=True, append_images=frames[1:])
     pixels = decode(content, channels=5)
     assert pixels[0, 0].tolist() == [0, 40, 80, 120, 160]
-    with pytest.raises(BadPicture, match="wrong channels"):
+    with pytest.raises(BadImageError, match="wrong channels"):
         decode(content, channels=7)
 
 
@@ -280,5 +280,5 @@ def test_fuzz_never_raises_anything_else(tmp_path: Path) -> None:
             content[int(random.integers(len(content)))] = int(random.integers(256))
         if number % 3 == 0:
             content = content[: int(random.integers(1, len(content)))]
-        with suppress(BadPicture):
+        with suppress(BadImageError):
             assert decode(bytes(content)).dtype == np.uint8

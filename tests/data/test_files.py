@@ -7,11 +7,11 @@ import pytest
 
 import vitral
 from tests.data.pictures import class_folders
-from vitral.data.files import find_pictures
+from vitral.data.sources.image_files import find_images
 
 
 def found(folder: Path, *words: str) -> list[str]:
-    names = find_pictures([str(folder / word) for word in words], io.StringIO())
+    names = find_images([str(folder / word) for word in words], io.StringIO())
     return [Path(name).relative_to(folder).as_posix() for name in names]
 
 

@@ -18,9 +18,9 @@ import pytest
 
 import vitral
 from tests.data.pictures import class_folders
-from vitral.data.hub import choose_files, find_split, missing_shards
 from vitral.data.parquet import Groups
-from vitral.data.sources import open_data
+from vitral.data.sources import open_dataset
+from vitral.data.sources.hub import choose_files, find_split, missing_shards
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NOBODY = "http://127.0.0.1:9"
@@ -183,8 +183,8 @@ def test_training_on_it(hub: tuple[str, list[str]], tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["held_out"]["images"] == 10
-    assert result["held_out"]["top1"] > 0.8
+    assert result["test"]["images"] == 10
+    assert result["test"]["top1"] > 0.8
     assert vitral.load(tmp_path / "run").labels == ("cat", "dog")
 
 
@@ -234,7 +234,7 @@ def test_neither_hub_nor_cache(environment: dict[str, str], tmp_path: Path) -> N
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(vitral.VitralError, match=r"pip install 'vitral\[hub\]'"):
-        open_data("hf:team/pets")
+        open_dataset("hf:team/pets")
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from tests.data.pictures import class_folders
-from vitral.data.decode import BadPicture, Header
-from vitral.data.items import InFile, natural_channels, natural_order, sample_headers
-from vitral.data.sources import open_data
-from vitral.names import as_text
+from vitral.data.dataset import FileSource, natural_channels, natural_order, sample_headers
+from vitral.data.decode import BadImageError, Header
+from vitral.data.sources import open_dataset
+from vitral.files import as_text
 from vitral.runs import Run
 
 
 def test_headers_come_from_everywhere_and_bad_pictures_are_passed_over(tmp_path: Path) -> None:
     class_folders(tmp_path, {"a": 30, "b": 29}, size=(10, 12))
     class_folders(tmp_path, {"c": 40}, size=(30, 20))
-    items = open_data(tmp_path).splits["train"]
+    items = open_dataset(tmp_path).splits["train"]
     found = sample_headers(items, 50)
     assert len(found) == 50
     assert 0.35 < np.mean([header.height == 30 for header in found]) < 0.45  # 40 of 99, though they come last
@@ -27,7 +27,7 @@ def test_headers_come_from_everywhere_and_bad_pictures_are_passed_over(tmp_path:
         (tmp_path / item.key).write_bytes(b"no picture")
     assert {(header.height, header.width) for header in sample_headers(items, 50)} == {(30, 20)}
     assert sample_headers((), 50) == []
-    (digit,) = sample_headers(open_data("builtin:digits").splits["train"], 1)
+    (digit,) = sample_headers(open_dataset("builtin:digits").splits["train"], 1)
     assert (digit.height, digit.width, digit.bands) == (28, 28, 1)
 
 
@@ -49,17 +49,17 @@ def test_what_is_no_regular_file_is_not_read(kind: str, tmp_path: Path) -> None:
         os.mkfifo(path)
     elif kind == "folder":
         path.mkdir()
-    with pytest.raises(BadPicture, match="unreadable: no regular file"):
-        InFile("/dev/zero" if kind == "device" else str(path)).read()
+    with pytest.raises(BadImageError, match="unreadable: no regular file"):
+        FileSource("/dev/zero" if kind == "device" else str(path)).read()
 
 
 def test_links_to_regular_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"content")
     (tmp_path / "link").symlink_to("x")
     (tmp_path / "broken").symlink_to("nowhere")
-    assert InFile(str(tmp_path / "link")).read() == b"content"
-    with pytest.raises(BadPicture, match="missing"):
-        InFile(str(tmp_path / "broken")).read()
+    assert FileSource(str(tmp_path / "link")).read() == b"content"
+    with pytest.raises(BadImageError, match="missing"):
+        FileSource(str(tmp_path / "broken")).read()
 
 
 def test_the_order_of_names() -> None:

@@ -13,18 +13,22 @@ import vitral
 from tests.data.pictures import class_folders, encoded, photo
 from vitral import Preprocess
 from vitral.data.augment import Augment, augment, inception_box, random_generator, resized_box, squashed_box
-from vitral.data.loader import Kept, Loader, Pictures
-from vitral.data.sources import open_data
+from vitral.data.batches import BatchLoader, ImageDataset, Kept
+from vitral.data.sources import open_dataset
 
 EVERYTHING = Augment(
     crop="resized", flip=0.5, rotate=10, zoom=0.1, shift=0.1, randaugment=2, jitter=0.3, erase=0.5, crop_area=(0.3, 1.0)
 )
 
 
-def make(folder: Path, workers: int = 0, rank: int = 0, world: int = 1, how: Augment | None = EVERYTHING) -> Loader:
-    items = open_data(folder).splits["train"]
-    pictures = Pictures(items, Preprocess(size=(24, 24)), how=how, seed=3)
-    return Loader(pictures=pictures, batch_size=8, classes=3, shuffle=True, workers=workers, rank=rank, world=world)
+def make(
+    folder: Path, workers: int = 0, rank: int = 0, world: int = 1, how: Augment | None = EVERYTHING
+) -> BatchLoader:
+    items = open_dataset(folder).splits["train"]
+    pictures = ImageDataset(items, Preprocess(size=(24, 24)), how=how, seed=3)
+    return BatchLoader(
+        pictures=pictures, batch_size=8, classes=3, shuffle=True, workers=workers, rank=rank, world=world
+    )
 
 
 def digest(batches: Any) -> str:
@@ -92,18 +96,20 @@ def test_bad_pictures_are_left_out_and_named(tmp_path: Path) -> None:
 def test_native_sizes_come_as_a_list(tmp_path: Path) -> None:
     class_folders(tmp_path, {"a": 2}, size=(32, 16))
     class_folders(tmp_path, {"b": 2}, size=(16, 16))
-    pictures = Pictures(open_data(tmp_path).splits["train"], Preprocess(size=(32, 32), resize="native"), patch=(8, 8))
-    (batch,) = Loader(pictures=pictures, batch_size=4, classes=2).epoch()
+    pictures = ImageDataset(
+        open_dataset(tmp_path).splits["train"], Preprocess(size=(32, 32), resize="native"), patch=(8, 8)
+    )
+    (batch,) = BatchLoader(pictures=pictures, batch_size=4, classes=2).epoch()
     assert isinstance(batch.images, list)
     assert {tuple(image.shape) for image in batch.images} == {(3, 32, 16), (3, 16, 16)}
 
 
 def test_multi_label_tables() -> None:
-    from vitral.data.items import InDigits, Item
+    from vitral.data.dataset import DigitsSource, Item
 
-    items = (Item("x", (0, 2), InDigits("train", 0)), Item("y", (), InDigits("train", 1)))
-    pictures = Pictures(items, Preprocess(size=(28, 28)).with_channels(1))
-    (batch,) = Loader(pictures=pictures, batch_size=2, classes=3, multi_label=True).epoch()
+    items = (Item("x", (0, 2), DigitsSource("train", 0)), Item("y", (), DigitsSource("train", 1)))
+    pictures = ImageDataset(items, Preprocess(size=(28, 28)).with_channels(1))
+    (batch,) = BatchLoader(pictures=pictures, batch_size=2, classes=3, multi_label=True).epoch()
     assert batch.labels.tolist() == [[1, 0, 1], [0, 0, 0]]
 
 
@@ -239,7 +245,7 @@ def test_every_key_has_its_own_randomness(recwarn: pytest.WarningsRecorder) -> N
 
 
 def test_kept_pictures_lie_together_and_keep_their_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitral.data.loader.PIECE", 1000)
+    monkeypatch.setattr("vitral.data.batches.PIECE", 1000)
     random = np.random.default_rng(0)
     pictures = [random.integers(0, 256, shape, dtype=np.uint8) for shape in [(8, 6, 3)] * 9 + [(30, 40, 1), (2, 2, 3)]]
     kept = Kept()
@@ -267,8 +273,8 @@ def test_what_is_kept_has_a_limit_that_workers_share(
     workers: int | None, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = None if workers is None else SimpleNamespace(num_workers=workers)
-    monkeypatch.setattr("vitral.data.loader.get_worker_info", lambda: worker)
-    monkeypatch.setattr("vitral.data.loader.CACHE_BYTES", 600)
+    monkeypatch.setattr("vitral.data.batches.get_worker_info", lambda: worker)
+    monkeypatch.setattr("vitral.data.batches.CACHE_BYTES", 600)
     kept = Kept()
     pictures = [np.full((8, 6, 3), index, np.uint8) for index in range(6)]
     given = [kept.add(index, picture) for index, picture in enumerate(pictures)]

@@ -12,7 +12,7 @@ from tests.conftest import small_model
 from tests.data.pictures import encoded, photo
 from vitral import Preprocess
 from vitral.data.decode import decode
-from vitral.data.pixels import crop_and_resize, normalise, prepare, resized
+from vitral.data.transforms import crop_and_resize, normalize, prepare, resized
 
 PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
@@ -85,4 +85,4 @@ def test_normalise() -> None:
     preprocess = Preprocess(size=(2, 2), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     images = torch.randint(0, 256, (4, 3, 2, 2), dtype=torch.uint8)
     mean, std = (torch.tensor(values)[:, None, None] for values in (preprocess.mean, preprocess.std))
-    torch.testing.assert_close(normalise(images, preprocess), (images / 255 - mean) / std)
+    torch.testing.assert_close(normalize(images, preprocess), (images / 255 - mean) / std)

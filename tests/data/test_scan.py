@@ -10,13 +10,13 @@ from PIL import Image
 from tests.cli.test_commands import vitral as run
 from tests.data.pictures import class_folders, photo
 from tests.data.test_sources import samples, write_shard
+from vitral.data.contact_sheet import contact_sheet
 from vitral.data.scan import Scan, scan
-from vitral.data.sheet import contact_sheet
-from vitral.data.sources import open_data
+from vitral.data.sources import open_dataset
 
 
 def look(folder: Path | str) -> Scan:
-    found = list(scan(open_data(folder)))[-1]
+    found = list(scan(open_dataset(folder)))[-1]
     assert isinstance(found, Scan)
     return found
 
@@ -113,7 +113,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_the_sheet_shows_every_class() -> None:
-    data = open_data("builtin:digits")
+    data = open_dataset("builtin:digits")
     sheet = np.asarray(contact_sheet(data.splits["train"], data.classes))
     assert sheet.shape[0] > 10 * 96
     assert (sheet[:, 200:] < 60).any()

@@ -8,10 +8,10 @@ import pytest
 import vitral
 from tests.data.pictures import encoded, photo
 from tests.data.test_sources import keys, samples, write_shard
-from vitral.data.decode import BadPicture
-from vitral.data.items import named_split
-from vitral.data.shards import expand_braces
-from vitral.data.sources import open_data
+from vitral.data.dataset import named_split
+from vitral.data.decode import BadImageError
+from vitral.data.sources import open_dataset
+from vitral.data.sources.shards import expand_braces
 
 PICTURES = [encoded(photo(seed=number), "PNG") for number in range(4)]
 
@@ -23,7 +23,7 @@ def test_equal_names_in_different_folders_are_different_pictures(tmp_path: Path)
             content = PICTURES[2 * int(label) + number]
             members += [(f"{folder}/{number:02d}.png", content), (f"{folder}/{number:02d}.cls", label)]
     write_shard(tmp_path / "x.tar", members)
-    data = open_data(tmp_path / "x.tar")
+    data = open_dataset(tmp_path / "x.tar")
     assert keys(data) == ["x/cat/00", "x/cat/01", "x/dog/00", "x/dog/01"]
     assert [item.label for item in data.splits["train"]] == [0, 0, 1, 1]
     assert [item.source.read() for item in data.splits["train"]] == PICTURES
@@ -34,7 +34,7 @@ def test_equal_names_in_different_folders_are_different_pictures(tmp_path: Path)
 def test_a_second_picture_of_a_key_is_told(second: str, tmp_path: Path) -> None:
     members = [("a.png", PICTURES[0]), ("a.cls", b"0"), (second, PICTURES[1]), ("b.png", PICTURES[2]), ("b.cls", b"1")]
     write_shard(tmp_path / "x.tar", members)
-    data = open_data(tmp_path / "x.tar")
+    data = open_dataset(tmp_path / "x.tar")
     assert data.splits["train"][0].source.read() == PICTURES[0]
     assert data.skipped == {f"x/{second}": "there is another picture of the same key before it"}
     assert f"1 (x/{second}: there is another picture" in data.notes[0]
@@ -44,7 +44,7 @@ def test_the_picture_is_the_one_with_the_plain_name(tmp_path: Path) -> None:
     write_shard(
         tmp_path / "x.tar", [("a.depth.png", PICTURES[0]), ("a.png", PICTURES[1]), ("a.cls", b"0"), *samples(2)]
     )
-    data = open_data(tmp_path / "x.tar")
+    data = open_dataset(tmp_path / "x.tar")
     assert data.splits["train"][0].source.read() == PICTURES[1]
     assert data.skipped.keys() == {"x/a.depth.png"}
 
@@ -52,18 +52,18 @@ def test_the_picture_is_the_one_with_the_plain_name(tmp_path: Path) -> None:
 def test_a_word_of_the_name_tells_the_split(tmp_path: Path) -> None:
     for number, name in enumerate(("train", "imagenet-val", "more")):
         write_shard(tmp_path / f"{name}-0.tar", samples(2, start=2 * number))
-    data = open_data(tmp_path)
+    data = open_dataset(tmp_path)
     assert {split: len(items) for split, items in data.splits.items()} == {"train": 4, "val": 2}
     assert data.notes == ("Taken for training, as the name says no split: more-0.tar.",)
-    data = open_data(f"{tmp_path}/{{train,imagenet-val}}-0.tar")
+    data = open_dataset(f"{tmp_path}/{{train,imagenet-val}}-0.tar")
     assert {split: len(items) for split, items in data.splits.items()} == {"train": 2, "val": 2}
-    assert open_data(f"{tmp_path}/imagenet-val-0.tar").splits.keys() == {"train"}  # it was asked for
+    assert open_dataset(f"{tmp_path}/imagenet-val-0.tar").splits.keys() == {"train"}  # it was asked for
     assert named_split("crash-test-signs-train-000.tar") == "train"
 
 
 def test_a_negative_label_is_left_out(tmp_path: Path) -> None:
     write_shard(tmp_path / "x.tar", [*samples(4), ("z.png", PICTURES[0]), ("z.cls", b"-1")])
-    data = open_data(tmp_path / "x.tar")
+    data = open_dataset(tmp_path / "x.tar")
     assert data.classes == ("0", "1")
     assert len(data.splits["train"]) == 4
     assert "x/z" in data.skipped
@@ -71,7 +71,7 @@ def test_a_negative_label_is_left_out(tmp_path: Path) -> None:
 
 def test_a_second_label_of_a_name_is_told(tmp_path: Path) -> None:
     write_shard(tmp_path / "x.tar", [*samples(2), ("k000.cls", b"1")])
-    data = open_data(tmp_path / "x.tar")
+    data = open_dataset(tmp_path / "x.tar")
     assert [item.label for item in data.splits["train"]] == [0, 1]
     assert list(data.skipped) == ["x/k000.cls"]
 
@@ -89,16 +89,16 @@ def shard_with_a_liar(path: Path, size: int) -> Path:
 
 @pytest.mark.parametrize("size", [2**28 + 1, 2**40, 2**62, 2**63 - 1, 2**65])
 def test_a_member_that_claims_a_giant_size(size: int, tmp_path: Path) -> None:
-    items = open_data(shard_with_a_liar(tmp_path / "x.tar", size)).splits["train"]
+    items = open_dataset(shard_with_a_liar(tmp_path / "x.tar", size)).splits["train"]
     assert len(items) == 3
     assert items[0].source.read()
-    with pytest.raises(BadPicture, match="too large"):
+    with pytest.raises(BadImageError, match="too large"):
         items[2].source.read()
 
 
 @pytest.mark.parametrize("size", [-1, -512, -2048, -(2**40)])
 def test_a_member_that_claims_less_than_nothing(size: int, tmp_path: Path) -> None:
-    data = open_data(shard_with_a_liar(tmp_path / "x.tar", size))
+    data = open_dataset(shard_with_a_liar(tmp_path / "x.tar", size))
     assert len(data.splits["train"]) == 2
     assert data.notes == ("x.tar is cut off; the 2 pictures before that are used.",)
 
@@ -119,7 +119,7 @@ def test_a_member_that_claims_less_than_nothing(size: int, tmp_path: Path) -> No
 )
 def test_labels_that_cannot_be(ending: str, label: bytes, reason: str, tmp_path: Path) -> None:
     write_shard(tmp_path / "x.tar", [*samples(2), ("z.png", PICTURES[0]), (f"z.{ending}", label)])
-    data = open_data(tmp_path / "x.tar")
+    data = open_dataset(tmp_path / "x.tar")
     assert data.classes == ("0", "1")
     assert reason in data.skipped["x/z"]
     assert len(data.splits["train"]) == 2
@@ -128,7 +128,7 @@ def test_labels_that_cannot_be(ending: str, label: bytes, reason: str, tmp_path:
 def test_labels_beyond_the_named_classes(tmp_path: Path) -> None:
     write_shard(tmp_path / "x.tar", [*samples(2), ("z.png", PICTURES[0]), ("z.json", b"[0, 99]")])
     (tmp_path / "classes.txt").write_bytes("\ufeffcat\r\ndog\r\n".encode())
-    data = open_data(tmp_path / "x.tar")
+    data = open_dataset(tmp_path / "x.tar")
     assert data.classes == ("cat", "dog")
     assert "none of the 2 classes" in data.skipped["x/z"]
 
@@ -145,14 +145,14 @@ def test_lists_of_classes_that_cannot_be(content: bytes, reason: str, tmp_path: 
     write_shard(tmp_path / "x.tar", samples(2))
     (tmp_path / "classes.txt").write_bytes(content)
     with pytest.raises(vitral.DataError, match=reason):
-        open_data(tmp_path / "x.tar")
+        open_dataset(tmp_path / "x.tar")
 
 
 def test_names_that_are_no_text(tmp_path: Path) -> None:
     name = "caf\udce9"
     half = ("y.json", b'{"label": "\\ud800"}')
     write_shard(tmp_path / "x.tar", [(f"{name}.png", PICTURES[0]), (f"{name}.cls", b"a"), ("y.png", PICTURES[1]), half])
-    data = open_data(tmp_path / "x.tar")
+    data = open_dataset(tmp_path / "x.tar")
     assert keys(data) == ["x/caf\\xe9", "x/y"]
     assert data.classes == ("\\ud800", "a")
     assert len(data.fingerprint()) == 64
@@ -166,11 +166,11 @@ def test_patterns_of_too_many_shards_or_none(pattern: str) -> None:
 
 def test_an_existing_path_is_no_pattern(tmp_path: Path) -> None:
     write_shard(tmp_path / "x{1,2}.tar", samples(2))
-    assert len(open_data(tmp_path / "x{1,2}.tar").splits["train"]) == 2
+    assert len(open_dataset(tmp_path / "x{1,2}.tar").splits["train"]) == 2
     for folder in ("photos{1}", "photos.tar"):
         for number in range(2):
             (tmp_path / folder / str(number)).mkdir(parents=True)
             (tmp_path / folder / str(number) / "x.png").write_bytes(PICTURES[number])
-        assert open_data(tmp_path / folder).classes == ("0", "1")
+        assert open_dataset(tmp_path / folder).classes == ("0", "1")
     with pytest.raises(vitral.DataError, match="no shard"):
-        open_data(tmp_path / "no{1}.tar")
+        open_dataset(tmp_path / "no{1}.tar")

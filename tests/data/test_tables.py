@@ -9,22 +9,22 @@ import pytest
 import vitral
 from tests.data.pictures import class_folders, encoded, photo
 from tests.data.test_sources import keys
-from vitral.data.decode import BadPicture
-from vitral.data.items import Dataset
-from vitral.data.sources import open_data, split_off
+from vitral.data.dataset import DatasetIndex
+from vitral.data.decode import BadImageError
+from vitral.data.sources import open_dataset, split_off
 
 
-def from_csv(folder: Path, text: str) -> Dataset:
+def from_csv(folder: Path, text: str) -> DatasetIndex:
     (folder / "x.csv").write_text(text, encoding="utf-8")
-    return open_data(folder / "x.csv")
+    return open_dataset(folder / "x.csv")
 
 
-def from_parquet(folder: Path, columns: dict[str, Any], **options: Any) -> Dataset:
+def from_parquet(folder: Path, columns: dict[str, Any], **options: Any) -> DatasetIndex:
     import pyarrow
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(pyarrow.table(columns), folder / "x.parquet", **options)
-    return open_data(folder / "x.parquet")
+    return open_dataset(folder / "x.parquet")
 
 
 def test_splits_are_known_words_with_spaces_around_them(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_odd_cells(tmp_path: Path) -> None:
     items = data.splits["train"]
     assert keys(data) == ["a.png", "b\0.png", "c\u2028.png"]
     assert sum(map(len, split_off(items))) == 3
-    with pytest.raises(BadPicture, match="unreadable"):
+    with pytest.raises(BadImageError, match="unreadable"):
         items[1].source.read()
 
 
@@ -127,12 +127,12 @@ def test_damaged_pages(tmp_path: Path) -> None:
     content = (tmp_path / "x.parquet").read_bytes()
     place = content.index(pictures[0][60:90])
     (tmp_path / "x.parquet").write_bytes(content[: place - 60] + b"\xff" * 400 + content[place + 340 :])
-    with pytest.raises(BadPicture, match="unreadable"):
+    with pytest.raises(BadImageError, match="unreadable"):
         data.splits["train"][0].source.read()
     place = content.index(b"class 0")
     (tmp_path / "x.parquet").write_bytes(content[: place - 8] + b"\xff" * 40 + content[place + 32 :])
     with pytest.raises(vitral.DataError, match="is damaged"):
-        open_data(tmp_path / "x.parquet")
+        open_dataset(tmp_path / "x.parquet")
 
 
 def test_tables_of_real_pictures_still_work(tmp_path: Path) -> None:

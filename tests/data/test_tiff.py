@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.data.pictures import encoded, photo
-from vitral.data.decode import BadPicture, decode, decode_visible, read_header
+from vitral.data.decode import BadImageError, decode, decode_visible, read_header
 from vitral.data.tiff import find_bands
 
 
@@ -118,7 +118,7 @@ def test_other_numbers_of_bands(bands: int) -> None:
     content = write_tiff(pixels)
     assert read_header(content).bands == bands
     assert np.array_equal(decode(content, channels=bands), pixels)
-    with pytest.raises(BadPicture, match=f"{bands} bands, and 3 are needed"):
+    with pytest.raises(BadImageError, match=f"{bands} bands, and 3 are needed"):
         decode(content)
 
 
@@ -155,17 +155,17 @@ def test_frames_are_bands_and_an_endless_chain_of_them_is_not() -> None:
 
 def test_what_is_damaged_or_cannot_be_read_is_said() -> None:
     pixels = bands_of("float32")
-    with pytest.raises(BadPicture, match="large end first"):
+    with pytest.raises(BadImageError, match="large end first"):
         decode(write_tiff(pixels, order=">", deflate=True), channels=5)
-    with pytest.raises(BadPicture, match="predictor 3"):
+    with pytest.raises(BadImageError, match="predictor 3"):
         decode(write_tiff(pixels, deflate=True, predictor=3), channels=5)
     huge = write_tiff(np.zeros((1, 1, 5), np.uint8)).replace(
         struct.pack("<HHII", 256, 4, 1, 1), struct.pack("<HHII", 256, 4, 1, 60_000)
     )
-    with pytest.raises(BadPicture, match="bad dimensions"):
+    with pytest.raises(BadImageError, match="bad dimensions"):
         read_header(huge)
     tall = huge.replace(struct.pack("<HHII", 257, 4, 1, 1), struct.pack("<HHII", 257, 4, 1, 1_000))
-    with pytest.raises(BadPicture, match="too many pixels"):  # 60 million, but of five bands
+    with pytest.raises(BadImageError, match="too many pixels"):  # 60 million, but of five bands
         read_header(tall)
 
 
@@ -173,7 +173,7 @@ def test_what_is_damaged_or_cannot_be_read_is_said() -> None:
 def test_tags_without_a_value(tag: int) -> None:
     content = write_tiff(bands_of("uint8"))
     at = content.rindex(struct.pack("<HH", tag, 4))
-    with pytest.raises(BadPicture):
+    with pytest.raises(BadImageError):
         decode(content[: at + 4] + struct.pack("<I", 0) + content[at + 8 :], channels=5)
 
 
@@ -189,6 +189,6 @@ def test_fuzz_never_raises_anything_else() -> None:
             )
         try:
             assert decode(bytes(content), channels=5).dtype == np.uint8
-        except BadPicture:
+        except BadImageError:
             refused += 1
     assert refused > 100

@@ -46,8 +46,8 @@ def refused(path: Path, reason: str, **asked: Any) -> None:
 
 
 def timm_state() -> dict[str, torch.Tensor]:
-    from vitral.weights.content import Content
     from vitral.weights.dialects import timm
+    from vitral.weights.dialects.content import Content
 
     model = small_model()
     content = Content(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.pictures import class_folders, encoded, photo, png_header
-from vitral.train.begin import train
+from vitral.training.entry import train
 
 COUNT, BAD, KILLS = 10_000, 500, 10
 

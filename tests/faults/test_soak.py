@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.faults.test_killed_runs import finish, same, start
-from vitral.train.state import load_state
+from vitral.training.state import load_state
 
 KILLS, EACH = 50, 10
 WORDS = (
@@ -99,7 +99,7 @@ def compare(whole: Path, run: Path) -> None:
     assert first.tensors.keys() == second.tensors.keys()
     for name, tensor in first.tensors.items():
         assert torch.equal(tensor, second.tensors[name]), name
-    reports = [json.loads((folder / "report.json").read_text())["held_out"] for folder in (whole, run)]
+    reports = [json.loads((folder / "report.json").read_text())["test"] for folder in (whole, run)]
     for report in reports:
         report.pop("images_per_second", None)
     assert reports[0] == reports[1]

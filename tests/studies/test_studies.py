@@ -19,7 +19,7 @@ from studies.pictures import on_canvas
 from studies.plan import Cell, Job, names, read_study
 from studies.report import _head, _table, picture_flops, training_flops
 from studies.run import keep_to_one_data, main, run_job
-from vitral.data.sources import open_data
+from vitral.data.sources import open_dataset
 from vitral.model.cost import count_cost
 
 RESULTS = Path(report.__file__).parents[1] / "docs" / "results"
@@ -84,7 +84,7 @@ def test_a_picture_of_more_tokens_costs_more() -> None:
 @pytest.fixture
 def digits(tmp_path: Path) -> Path:
     """Ten pictures of each digit to train on and five to test on, as shards."""
-    found = open_data("builtin:digits")
+    found = open_dataset("builtin:digits")
     by_class = {label: [item for item in found.splits["train"] if item.label == label] for label in range(10)}
     folder = tmp_path / "digits"
     folder.mkdir()
@@ -151,7 +151,7 @@ def test_cells_are_trained_measured_and_not_trained_again(digits: Path, tmp_path
     assert then.cell.was_trained_so(found_then)
     longer = replace(then.cell, begins_as=replace(first.cell, settings=SMALL | {"steps": 4}).training)
     assert not longer.was_trained_so(found_then)  # what it began with has changed since
-    part = open_data(next((tmp_path / "data").glob("images50-*")))
+    part = open_dataset(next((tmp_path / "data").glob("images50-*")))
     assert Counter(item.label for item in part.splits["train"]) == dict.fromkeys(range(10), 5)
     assert len(part.splits["test"]) == 50
     elsewhere = Job("y", Cell("the same", SMALL, {"probe": {"few_shot": 10}}), 3)

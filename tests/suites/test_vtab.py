@@ -13,9 +13,9 @@ from PIL import Image
 
 import vitral
 from tests.cli.typed import typed as run
+from vitral.console.suite import show_suite
 from vitral.errors import DataError
-from vitral.show.suite import show_suite
-from vitral.suites.run import SuiteResult, TaskProgress, TaskResult
+from vitral.suites.runner import SuiteResult, TaskProgress, TaskResult
 from vitral.suites.vtab import GROUPS, TASKS, find_task, open_task
 
 pa = pytest.importorskip("pyarrow")
@@ -315,14 +315,14 @@ def test_what_is_finished_outlives_a_task_that_has_no_room(tmp_path: Path, monke
         stand_in(name, tmp_path, write_folders, each=8)
     model = vitral.create("vit-pico8", image_size=16, width=24, heads=3, depth=1, mlp_width=48)
     vitral.save(model, tmp_path / "model.safetensors")
-    original = vitral.suites.run.train_settled  # type: ignore[attr-defined]
+    original = vitral.suites.runner.start_run  # type: ignore[attr-defined]
 
     def full(config: Any, data: Any, out: Path) -> Any:
         if out.name == "camelyon":
             raise RuntimeError("can't allocate memory: you tried to allocate 177167400960 bytes\nand so on")
         return original(config, data, out=out)
 
-    monkeypatch.setattr("vitral.suites.run.train_settled", full)
+    monkeypatch.setattr("vitral.suites.runner.start_run", full)
     settings: dict[str, Any] = dict(steps=2, image_size=16, batch_size=8, accumulate=2)
     *_, found = vitral.run_suite(tmp_path / "model.safetensors", tmp_path, **settings)
     assert isinstance(found, SuiteResult)
@@ -346,7 +346,7 @@ def test_a_name_that_is_missing_is_asked_for(tmp_path: Path) -> None:
         ({"image_size": 17}, "17"),
         ({"device": "cuda:77"}, "cuda"),
         ({"objective": "masked-patches"}, "objective is not for a suite to change"),
-        ({"selection": 0.1}, "selection is not for a suite to change"),
+        ({"val_fraction": 0.1}, "val_fraction is not for a suite to change"),
         ({"epochs": 1}, "steps and epochs both say how long"),
         ({"from": "x"}, "from is not for a suite to change"),
     ],

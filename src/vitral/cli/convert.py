@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from vitral.console.output import Format, show_json, show_lines
 from vitral.errors import ConfigError, VitralError, WeightsError
-from vitral.show.console import Format, show_json, show_lines, visible
+from vitral.files import printable
 
 Dialect = Literal["native", "google", "big_vision", "timm", "huggingface", "torchvision", "bit"]
 TOLERANCE = 1e-5
@@ -50,7 +51,7 @@ def convert(
         show_json(result)
     elif format == "human":
         show_lines(
-            visible(line)
+            printable(line)
             for line in [
                 f"{source} ({result['from']}) -> {target} ({to})",
                 f"Loaded again and compared on {result['images']} images: largest difference of features and logits "
@@ -67,7 +68,7 @@ def convert(
 def convert_checkpoint(
     source: str, target: Path, to: str, asked: dict[str, Any], precision: str | None, *, overwrite: bool
 ) -> dict[str, Any]:
-    from vitral.weights.files import is_file
+    from vitral.weights.formats.tensor_file import is_file
     from vitral.weights.load import load
     from vitral.weights.save import check_target, save
 

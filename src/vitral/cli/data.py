@@ -6,8 +6,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from vitral.console.output import Format, show_json, show_lines
 from vitral.errors import ConfigError
-from vitral.show.console import Format, show_json, show_lines
 
 
 def data(
@@ -25,23 +25,23 @@ def data(
     data
         A folder of class folders, a CSV or Parquet table, tar shards, hf:owner/name, or builtin:digits.
     """
+    from vitral.console.dataset import show_scan
+    from vitral.console.progress import with_progress
+    from vitral.data.contact_sheet import contact_sheet
     from vitral.data.scan import scan
-    from vitral.data.sheet import contact_sheet
-    from vitral.data.sources import open_data
-    from vitral.show.console import visible
-    from vitral.show.data import show_scan
-    from vitral.show.progress import with_progress
+    from vitral.data.sources import open_dataset
+    from vitral.files import printable
 
     if sheet is not None:
         _check_free(sheet)
-    dataset = open_data(data)
+    dataset = open_dataset(data)
     found = with_progress(scan(dataset, decodes=not headers_only), "looking at pictures", quiet=format != "human")
     if sheet is not None:
         contact_sheet(dataset.splits.get("train", ()), dataset.classes).save(sheet)
     if format == "json":
         show_json(found.as_dict())
     elif format == "quiet":
-        show_lines(map(visible, found.problems))
+        show_lines(map(printable, found.problems))
     else:
         show_scan(found, sheet)
     if not found.can_train:

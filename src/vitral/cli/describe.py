@@ -5,8 +5,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from vitral.cli.numbers import WHOLE, parse_size
-from vitral.show.console import Format, show_json, show_lines
-from vitral.show.weights import show_checkpoint
+from vitral.console.checkpoint import show_checkpoint
+from vitral.console.output import Format, show_json, show_lines
 
 
 def describe(
@@ -37,7 +37,7 @@ def describe(
 
 
 def examine(source: str, asked: dict[str, Any]) -> dict[str, Any]:
-    from vitral.weights.config_json import config_as_dict
+    from vitral.weights.dialects.config_json import config_as_dict
     from vitral.weights.identity import identify
     from vitral.weights.load import load
 

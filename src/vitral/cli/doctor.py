@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from vitral import __version__
-from vitral.show.console import Format, show_json
-from vitral.show.doctor import show_findings
+from vitral.console.doctor import show_findings
+from vitral.console.output import Format, show_json
 
 
 def doctor(

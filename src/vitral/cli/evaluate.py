@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from vitral.cli.numbers import WHOLE, parse_size
+from vitral.console.output import Format, show_json, show_lines
 from vitral.errors import ConfigError
-from vitral.show.console import Format, show_json, show_lines
 
 
 def evaluate(
@@ -66,9 +66,9 @@ def evaluate(
     for name, value in (("steps", steps), ("accumulate", accumulate)):
         if value is not None:
             raise ConfigError(f"--{name} is for a suite, and there is no --suite.")
-    from vitral.measure.evaluate import evaluating
-    from vitral.show.evaluation import show_evaluation
-    from vitral.show.progress import with_progress
+    from vitral.console.evaluation import show_evaluation
+    from vitral.console.progress import with_progress
+    from vitral.evaluation.evaluator import evaluating
 
     events = evaluating(
         run,
@@ -89,7 +89,7 @@ def evaluate(
     found = with_progress(events, "asking the model", quiet=format != "human")
     told = found.as_dict()
     if format == "json":
-        show_json({**told, "held_out": {name: told[name] for name in _CONTRACT if name in told}})
+        show_json({**told, "test": {name: told[name] for name in _CONTRACT if name in told}})
     elif format == "quiet":
         show_lines([f"{told['top1']:.4f}"])
     else:
@@ -113,10 +113,10 @@ def refuse_beside_suite(others: dict[str, object]) -> None:
 
 
 def evaluate_suite(run: str, data: str | None, asked: dict[str, Any], format: Format) -> None:
+    from vitral.console.progress import progress_bar
+    from vitral.console.suite import show_suite
     from vitral.runs import Run
-    from vitral.show.progress import progress_bar
-    from vitral.show.suite import show_suite
-    from vitral.suites.run import SuiteResult, TaskProgress, run_suite
+    from vitral.suites.runner import SuiteResult, TaskProgress, run_suite
 
     if data is None:
         raise ConfigError("--suite needs the place of its tasks.", hint="vitral evaluate RUN DIR --suite vtab-1k")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from vitral.cli.numbers import parse_size
-from vitral.show.console import Format, in_bytes, show_json, show_lines
+from vitral.console.output import Format, in_bytes, show_json, show_lines
 
 
 def export(
@@ -28,10 +28,10 @@ def export(
     run
         A run folder, a weights file, vit-cifar10 (it comes with vitral), or hf:owner/name.
     """
-    from vitral.engines.export import check_target
-    from vitral.engines.export import export as export_checkpoint
-    from vitral.measure.ready import open_checkpoint
-    from vitral.show.progress import stages
+    from vitral.console.progress import stages
+    from vitral.exporting.exporter import check_target
+    from vitral.exporting.exporter import export as export_checkpoint
+    from vitral.inference.loaded_model import open_checkpoint
 
     path = out or Path(f"{name_of(run)}.{to}")
     check_target(to, path, overwrite)

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from vitral.cli.numbers import WHOLE, parse_size
-from vitral.show.console import Format, show_json, show_lines
+from vitral.console.output import Format, show_json, show_lines
 
 
 def features(
@@ -30,15 +30,14 @@ def features(
     images
         Pictures, folders, patterns, or - for paths on standard input.
     """
-    from vitral.data.embeddings import check_target, write_features
-    from vitral.data.files import find_pictures
-    from vitral.names import as_text
-    from vitral.predict import Failure, Predictor
-    from vitral.show.console import visible
-    from vitral.show.progress import progress_bar
+    from vitral.console.progress import progress_bar
+    from vitral.data.sources.image_files import find_images
+    from vitral.files import as_text, printable
+    from vitral.inference.feature_files import check_target, write_features
+    from vitral.inference.predictor import Failure, Predictor
 
     check_target(out)
-    files = find_pictures(images, sys.stdin)
+    files = find_images(images, sys.stdin)
     predictor = Predictor(
         run, device=device, precision=precision, batch_size=batch_size, image_size=parse_size(image_size)
     )
@@ -58,6 +57,6 @@ def features(
         show_json({**told, "failures": [{"file": as_text(file), "error": reason} for file, reason in failures]})
     elif format == "human":
         show_lines([f"{out}: {len(rows):,} pictures, {told['width']} numbers each"])
-        show_lines(f"left out: {visible(file)} ({reason})" for file, reason in failures)
+        show_lines(f"left out: {printable(file)} ({reason})" for file, reason in failures)
     if failures:
         sys.exit(3)

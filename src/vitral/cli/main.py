@@ -13,7 +13,7 @@ from cyclopts.exceptions import CycloptsError, UnusedCliTokensError
 
 from vitral import __version__
 from vitral.errors import VitralError
-from vitral.show.console import visible
+from vitral.files import printable
 
 app = App(
     name="vitral",
@@ -114,5 +114,5 @@ def _leave(code: int, message: str, debug: bool, error: Exception | None) -> Non
     if debug and error is not None:
         raise error
     if sys.stderr is not None:
-        print(f"vitral: {chr(10).join(map(visible, message.split(chr(10))))}", file=sys.stderr)
+        print(f"vitral: {chr(10).join(map(printable, message.split(chr(10))))}", file=sys.stderr)
     sys.exit(code)

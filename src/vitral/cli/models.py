@@ -5,12 +5,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from vitral.cli.numbers import parse_size
+from vitral.console.models import TRAINING_BATCH, ModelRow, models_table
+from vitral.console.output import Format, show_json, show_lines
 from vitral.errors import ConfigError, DataError, did_you_mean
 from vitral.model.config import ViTConfig
 from vitral.model.cost import count_cost
 from vitral.model.sizes import NAMES, canonical_name, named_config
-from vitral.show.console import Format, show_json, show_lines
-from vitral.show.models import TRAINING_BATCH, ModelRow, models_table
 from vitral.weights.shipped import SHIPPED
 
 

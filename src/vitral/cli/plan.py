@@ -5,9 +5,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from vitral.cli.numbers import WHOLE, parse_size
-from vitral.plan import DEVICES, count_from_word, make_plan
-from vitral.show.console import Format, show_json, show_lines
-from vitral.show.plan import show_plan
+from vitral.console.output import Format, show_json, show_lines
+from vitral.console.plan import show_plan
+from vitral.planning import DEVICES, count_from_word, make_plan
 
 
 def plan(

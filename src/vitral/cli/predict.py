@@ -36,10 +36,10 @@ def predict(
     images
         Pictures, folders, patterns, or - for paths on standard input.
     """
-    from vitral.data.files import find_pictures
-    from vitral.predict import Failure, Predictor
-    from vitral.show.predictions import check_same_model, check_target, open_rows
-    from vitral.show.progress import progress_bar
+    from vitral.console.progress import progress_bar
+    from vitral.data.sources.image_files import find_images
+    from vitral.inference.predictor import Failure, Predictor
+    from vitral.inference.writers import check_same_model, check_target, open_rows
 
     if top < 1:
         raise ConfigError(f"--top {top} must be at least 1.")
@@ -52,7 +52,7 @@ def predict(
         )
     if out is not None:
         check_target(out, resume=resume)
-    files = find_pictures(images, sys.stdin)
+    files = find_images(images, sys.stdin)
     predictor = Predictor(
         run, device=device, precision=precision, batch_size=batch_size, image_size=parse_size(image_size)
     )

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from vitral.cli.numbers import WHOLE
+from vitral.console.output import Format, show_json
 from vitral.errors import ConfigError
-from vitral.show.console import Format, show_json
 
 
 def train(
@@ -47,9 +47,9 @@ def train(
         A folder of class folders (with or without train, val, test), a CSV or Parquet table, tar shards, hf:owner/name,
         or builtin:digits.
     """
-    from vitral.show.tensorboard import has_curves, with_tensorboard
-    from vitral.show.training import show_settings, shower
-    from vitral.train import reported
+    from vitral.api import with_report
+    from vitral.console.training import show_settings, shower
+    from vitral.report.tensorboard import has_curves, with_tensorboard
 
     if help_all:
         show_settings(*all_settings())
@@ -75,7 +75,7 @@ def train(
         return
     if tensorboard or (resume is not None and has_curves(resume)):
         events = with_tensorboard(events)
-    finished = shower(format)(reported(events))
+    finished = shower(format)(with_report(events))
     if isinstance(finished, dict) and "signal" in finished:
         sys.exit(128 + finished["signal"])
     if format == "json" and finished is not None:
@@ -84,7 +84,7 @@ def train(
 
 def all_settings() -> tuple[list[tuple[str, Any, str]], list[str]]:
     """Name, default and meaning of every setting; and the recipes."""
-    from vitral.train.config import TrainConfig, as_settings, field_texts, recipe_names
+    from vitral.training.config import TrainConfig, as_settings, field_texts, recipe_names
 
     texts = field_texts()
     rows = [(name, value, texts.get(name, "")) for name, value in as_settings(TrainConfig(data="")).items()]
@@ -132,18 +132,18 @@ def start(
     print_config: bool,
 ) -> Any:
     """The events of a run that is about to begin; None when only the settings were asked for."""
-    from vitral.train.begin import go_on, train_settled
-    from vitral.train.config import as_toml
-    from vitral.train.layers import gather_layers, reopen
+    from vitral.training.config import as_toml
+    from vitral.training.entry import resume_run, start_run
+    from vitral.training.settings import collect_settings, reopen
 
     if resume is not None:
         run, own = reopen(resume, data, given, recipe=recipe, config=config, out=out)
         if not print_config:
-            return go_on(run, own)
+            return resume_run(run, own)
         sys.stdout.write(as_toml(own))
         return None
-    settled = gather_layers(data, given, recipe=recipe, config=config, origin="the command line")
+    settled = collect_settings(data, given, recipe=recipe, config=config, origin="the command line")
     if print_config:
         sys.stdout.write(as_toml(settled.config))
         return None
-    return train_settled(*settled, out=out)
+    return start_run(*settled, out=out)

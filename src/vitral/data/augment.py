@@ -16,7 +16,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from vitral.data.decode import Pixels, read_header
-from vitral.data.pixels import Box, crop_and_resize, prepare, shrink_for
+from vitral.data.transforms import Box, crop_and_resize, prepare, shrink_for
 from vitral.errors import ConfigError
 from vitral.preprocess import Preprocess
 

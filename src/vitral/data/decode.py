@@ -1,7 +1,7 @@
 """From the bytes of a picture to pixels: uint8 (height, width, channels), upright, on a stated background.
 
 What is allowed is decided by the content and the header, before any pixel is decoded. A file that cannot be used gives
-a BadPicture.
+a BadImageError.
 """
 
 import io
@@ -16,7 +16,7 @@ from types import ModuleType
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from vitral.data.limits import LIMITS, BadPicture, Limits, check_bytes
+from vitral.data.limits import LIMITS, BadImageError, Limits, check_bytes
 from vitral.data.tiff import Bands, find_bands, read_bands
 
 Pixels = np.ndarray
@@ -65,18 +65,18 @@ class Header:
 
 def find_format(content: bytes) -> str:
     if not content:
-        raise BadPicture("empty")
+        raise BadImageError("empty")
     for magic, name in _FORMATS.items():
         if content.startswith(magic):
             return name
     if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
         return "WEBP"
-    raise BadPicture("unsupported", f"starts with {content[:8]!r}")
+    raise BadImageError("unsupported", f"starts with {content[:8]!r}")
 
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Pillow warns of sizes, which are checked here, of odd metadata and of damage, which is told as a BadPicture."""
+    """Pillow warns of sizes, which are checked here, of odd metadata and of damage, reported as BadImageError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -95,7 +95,7 @@ def read_header(content: bytes, limits: Limits = LIMITS) -> Header:
     else:
         if name == "PNG" and len(content) >= 24:  # Pillow first looks for pixels, which a liar need not have
             if content[12:16] != b"IHDR":
-                raise BadPicture("corrupt", "the header is not at the beginning")
+                raise BadImageError("corrupt", "the header is not at the beginning")
             width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
             _check_size(Header(format=name, height=height, width=width, mode=""), limits)
         image = _open(content, name)
@@ -110,22 +110,24 @@ def _check_size(header: Header, limits: Limits) -> None:
     height, width = header.height, header.width
     seen = f"{width} x {height} pixels"
     if min(height, width) < 1 or max(height, width) > limits.side:
-        raise BadPicture("bad dimensions", f"{seen}; a side is from 1 to {limits.side}")
+        raise BadImageError("bad dimensions", f"{seen}; a side is from 1 to {limits.side}")
     if max(height, width) > limits.aspect * min(height, width):
-        raise BadPicture("bad dimensions", f"{seen}; at most {limits.aspect:g} times as long as wide")
+        raise BadImageError("bad dimensions", f"{seen}; at most {limits.aspect:g} times as long as wide")
     if height * width * max(3, header.bands) > 3 * limits.pixels:
-        raise BadPicture("too many pixels", f"{seen}; at most {limits.pixels / 1e6:.0f} million of three bands")
+        raise BadImageError("too many pixels", f"{seen}; at most {limits.pixels / 1e6:.0f} million of three bands")
 
 
 def _open(content: bytes, name: str) -> Image.Image:
     try:
         return Image.open(io.BytesIO(content), formats=[name])
     except Image.DecompressionBombError as error:
-        raise BadPicture("too many pixels", str(error)) from error
+        raise BadImageError("too many pixels", str(error)) from error
     except UnidentifiedImageError as error:
-        raise BadPicture("truncated" if _is_cut(content, name) else "corrupt", "the header cannot be read") from error
+        raise BadImageError(
+            "truncated" if _is_cut(content, name) else "corrupt", "the header cannot be read"
+        ) from error
     except Exception as error:  # Pillow's readers raise nearly anything
-        raise BadPicture("truncated" if _is_cut(content, name) else "corrupt", str(error)) from error
+        raise BadImageError("truncated" if _is_cut(content, name) else "corrupt", str(error)) from error
 
 
 def _is_cut(content: bytes, name: str) -> bool:
@@ -250,11 +252,11 @@ def _decode_with_pillow(content: bytes, header: Header, channels: int, backgroun
             return _bands(image, channels)
         image.load()
         return _convert(image, channels, background)
-    except BadPicture:
+    except BadImageError:
         raise
     except Exception as error:  # Pillow's decoders raise nearly anything
         cut = "truncated" in str(error) or _is_cut(content, header.format)
-        raise BadPicture("truncated" if cut else "corrupt", str(error)) from error
+        raise BadImageError("truncated" if cut else "corrupt", str(error)) from error
 
 
 def _convert(image: Image.Image, channels: int, background: int) -> Pixels:
@@ -263,12 +265,12 @@ def _convert(image: Image.Image, channels: int, background: int) -> Pixels:
     if image.mode.startswith("I;16") or image.mode == "I":
         grey = np.asarray(image)
         if image.mode == "I" and not 0 <= grey.min(initial=0) <= grey.max(initial=0) < 2**16:
-            raise BadPicture("unsupported", "numbers of 32 bits that are not from 0 to 65535")
+            raise BadImageError("unsupported", "numbers of 32 bits that are not from 0 to 65535")
         deep = grey.max(initial=0) > 255 or image.mode.startswith("I;16")
         grey = (grey >> 8 if deep else grey).clip(0, 255).astype(np.uint8)
         return np.repeat(grey[..., None], channels, axis=2)
     if image.mode == "F":
-        raise BadPicture("unsupported", "pixels are floating-point numbers")
+        raise BadImageError("unsupported", "pixels are floating-point numbers")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or (image.mode == "P" and "transparency" in image.info):
         image = image.convert("RGBA")
         canvas = Image.new("RGBA", image.size, (background, background, background, 255))
@@ -295,10 +297,10 @@ def _bands(image: Image.Image, channels: int) -> Pixels:
 def _decode_bands(content: bytes, bands: Bands, channels: int) -> Pixels:
     try:
         pixels = _to_bytes(read_bands(content, bands, lambda changed: _open(changed, "TIFF")))
-    except BadPicture:
+    except BadImageError:
         raise
     except Exception as error:  # Pillow's decoders raise nearly anything
-        raise BadPicture("corrupt", str(error)) from error
+        raise BadImageError("corrupt", str(error)) from error
     return _fit_channels(pixels[..., :3] if bands.is_colour and channels in (1, 3) else pixels, channels)
 
 
@@ -318,7 +320,7 @@ def _fit_channels(pixels: Pixels, channels: int) -> Pixels:
         return np.repeat(pixels, 3, axis=2)
     if channels == 1 and pixels.shape[2] == 3:
         return np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
-    raise BadPicture("wrong channels", f"{pixels.shape[2]} bands, and {channels} are needed")
+    raise BadImageError("wrong channels", f"{pixels.shape[2]} bands, and {channels} are needed")
 
 
 # ---- what is decoded already ----
@@ -330,17 +332,17 @@ def from_pillow(image: Image.Image, channels: int = 3, *, background: int = 255,
     _check_size(header, limits)
     try:
         pixels = _convert(image, channels, background) if channels in (1, 3) else _bands(image, channels)
-    except BadPicture:
+    except BadImageError:
         raise
     except Exception as error:  # Pillow decodes now, and its decoders raise nearly anything
-        raise BadPicture("corrupt", str(error)) from error
+        raise BadImageError("corrupt", str(error)) from error
     return _upright(pixels, header)
 
 
 def from_array(array: np.ndarray, channels: int = 3, *, background: int = 255, limits: Limits = LIMITS) -> Pixels:
     """Pixels of somebody's array (H, W) or (H, W, C): 8 bits, 16 bits, or numbers from 0 to 1."""
     if array.ndim not in (2, 3):
-        raise BadPicture("unsupported", f"an array of shape {array.shape}; it should be (H, W) or (H, W, C)")
+        raise BadImageError("unsupported", f"an array of shape {array.shape}; it should be (H, W) or (H, W, C)")
     pixels = _to_bytes(np.asarray(array))
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     _check_size(Header(format="array", height=pixels.shape[0], width=pixels.shape[1], mode=""), limits)
@@ -359,13 +361,13 @@ def _npy_header(content: bytes) -> tuple[tuple[int, ...], np.dtype, int]:
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, is_fortran, dtype = read(stream)
     except Exception as error:  # NumPy evaluates the header as Python's own words, which fails in many ways
-        raise BadPicture("corrupt", str(error)) from error
+        raise BadImageError("corrupt", str(error)) from error
     if dtype.hasobject or dtype.kind not in "uif" or is_fortran or len(shape) not in (2, 3):
-        raise BadPicture(
+        raise BadImageError(
             "unsupported", f"an array of {dtype} with shape {shape}; it should be numbers (H, W) or (H, W, C)"
         )
     if prod(shape) * dtype.itemsize != len(content) - stream.tell():
-        raise BadPicture("truncated", f"shape {shape} needs another number of bytes")
+        raise BadImageError("truncated", f"shape {shape} needs another number of bytes")
     return shape, dtype, stream.tell()
 
 
@@ -383,4 +385,4 @@ def _to_bytes(pixels: np.ndarray) -> Pixels:
         return (pixels >> 8).astype(np.uint8)
     if pixels.dtype.kind == "f" and pixels.size and pixels.min() >= 0 and pixels.max() <= 1:
         return (pixels * 255).round().astype(np.uint8)
-    raise BadPicture("unsupported", f"{pixels.dtype} with values outside of what a picture has")
+    raise BadImageError("unsupported", f"{pixels.dtype} with values outside of what a picture has")

@@ -33,7 +33,7 @@ class Limits:
 LIMITS = Limits()
 
 
-class BadPicture(DataError):  # noqa: N818, it is a picture that is bad
+class BadImageError(DataError):
     """A picture that cannot be used, and the reason in a word."""
 
     def __init__(self, reason: Reason, detail: str = ""):
@@ -44,4 +44,4 @@ class BadPicture(DataError):  # noqa: N818, it is a picture that is bad
 def check_bytes(size: int, limits: Limits = LIMITS) -> None:
     """Before they are read."""
     if size > limits.bytes:
-        raise BadPicture("too large", f"{size:,} bytes; at most {limits.bytes:,}")
+        raise BadImageError("too large", f"{size:,} bytes; at most {limits.bytes:,}")

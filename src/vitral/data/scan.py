@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from vitral.data.decode import BadPicture, Header, decode
-from vitral.data.items import Dataset, Item, counts, header_of, natural_channels
+from vitral.data.dataset import DatasetIndex, Item, counts, header_of, natural_channels
+from vitral.data.decode import BadImageError, Header, decode
 
 MOST_LISTED = 1000
 
@@ -57,7 +57,7 @@ class Scan:
         return {**asdict(self), "can_train": self.can_train}
 
 
-def scan(data: Dataset, *, most_bad: float = 0.01, decodes: bool = True) -> Iterator[Progress | Scan]:
+def scan(data: DatasetIndex, *, most_bad: float = 0.01, decodes: bool = True) -> Iterator[Progress | Scan]:
     """Reads every picture once; progress first, the result last. Without ``decodes`` only headers are read."""
     found = Scan(
         name=data.name,
@@ -78,7 +78,7 @@ def scan(data: Dataset, *, most_bad: float = 0.01, decodes: bool = True) -> Iter
             if decodes and isinstance(content, bytes):
                 decode(content, header=header, channels=3 if header.bands == 1 else header.bands)
             headers.append((item, header))
-        except BadPicture as error:
+        except BadImageError as error:
             found.unreadable[item.key] = str(error)
         if number % 64 == 0:
             yield Progress(done=number, total=len(items))
@@ -117,7 +117,7 @@ def _find_odd_bands(found: Scan, headers: Sequence[tuple[Item, Header]]) -> None
             content = item.source.read()
             if isinstance(content, bytes):
                 decode(content, channels=found.channels, header=header)
-        except BadPicture as error:
+        except BadImageError as error:
             found.unreadable[item.key] = str(error)
 
 
@@ -136,7 +136,7 @@ def _compare(found: Scan, seen: dict[bytes, list[tuple[str, Item]]]) -> None:
             found.leaked += [(splits["train"][0], key) for key in held]
 
 
-def _judge(found: Scan, data: Dataset, total: int, most_bad: float) -> None:
+def _judge(found: Scan, data: DatasetIndex, total: int, most_bad: float) -> None:
     train = found.per_class.get("train", [])
     if len(data.classes) < 2:
         found.problems.append(f"There is {len(data.classes)} class; telling apart needs two.")

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitral.model.config import ViTConfig
-from vitral.model.initialise import Linear, xavier_uniform_each_
+from vitral.model.initialize import Linear, xavier_uniform_each_
 from vitral.model.packing import Group, Packing, join
 from vitral.model.positions import RelativePositions
 
@@ -58,7 +58,7 @@ class Attention(nn.Module):
         logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
         if self.relative is not None:
             logits = logits + self.relative(q, group)
-        if (visible := self.visible(group, q.device)) is not None:
+        if (visible := self.printable(group, q.device)) is not None:
             logits = logits.masked_fill(~visible, float("-inf"))
         weights = logits.softmax(dim=-1)
         mixed = F.dropout(weights, self.drop_rate, self.training) @ v
@@ -76,7 +76,7 @@ class Attention(nn.Module):
         dropout = self.drop_rate if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
 
-    def visible(self, group: Group, device: torch.device) -> Tensor | None:
+    def printable(self, group: Group, device: torch.device) -> Tensor | None:
         """(N, N): which keys each query may look at; None: all."""
         return None
 
@@ -131,7 +131,7 @@ class AxialAttention(Attention):
         own = grid.diagonal(dim1=1, dim2=2).movedim(-1, 1).flatten(0, 1)  # key line = query line
         return torch.cat([of_extras, own], dim=-1)
 
-    def visible(self, group: Group, device: torch.device) -> Tensor | None:
+    def printable(self, group: Group, device: torch.device) -> Tensor | None:
         rows, columns = group.grid
         patch = torch.arange(rows * columns, device=device)
         line = patch // columns if self.along_rows else patch % columns

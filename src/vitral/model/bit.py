@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from vitral.errors import ConfigError
 from vitral.model.bit_config import BiTConfig
 from vitral.model.features import Features
-from vitral.model.initialise import Linear, constant_, initialise, lecun_normal_
+from vitral.model.initialize import Linear, constant_, initialize, lecun_normal_
 from vitral.model.layers import ByLayer
 from vitral.model.packing import check_images, stack_by_size
 
@@ -118,7 +118,7 @@ class StandardisedConv(nn.Conv2d):
         super().__init__(inputs, outputs, kernel, stride, padding, bias=False)
 
     def reset_parameters(self) -> None:
-        initialise(self.weight, lecun_normal_)
+        initialize(self.weight, lecun_normal_)
 
     def forward(self, input: Maps) -> Maps:
         variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, unbiased=False)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from vitral.model.attention import Attention, AxialAttention
 from vitral.model.config import ViTConfig
-from vitral.model.initialise import Linear, normal_
+from vitral.model.initialize import Linear, normal_
 from vitral.model.packing import Packing
 
 ACTIVATIONS = {

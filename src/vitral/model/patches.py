@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitral.model.config import ViTConfig
-from vitral.model.initialise import Linear, lecun_normal_
+from vitral.model.initialize import Linear, lecun_normal_
 from vitral.model.stems import build_stem
 
 

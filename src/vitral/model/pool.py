@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vitral.model.block import MLP
 from vitral.model.config import ViTConfig
-from vitral.model.initialise import Linear, initialise, xavier_uniform_each_
+from vitral.model.initialize import Linear, initialize, xavier_uniform_each_
 from vitral.model.packing import Packing
 
 
@@ -48,7 +48,7 @@ class MapPool(Pool):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        initialise(self.probe, nn.init.xavier_uniform_)
+        initialize(self.probe, nn.init.xavier_uniform_)
 
     def pool(self, x: Float[Tensor, "B N D"], extras: int) -> Float[Tensor, "B D"]:
         q = self.to_q(self.probe).unflatten(-1, (self.heads, 1, -1)).expand(x.shape[0], -1, -1, -1)

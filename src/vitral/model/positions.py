@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from vitral.model.config import Resample, ViTConfig
-from vitral.model.initialise import initialise, normal_
+from vitral.model.initialize import initialize, normal_
 from vitral.model.packing import Group, Packing
 
 Grid = tuple[int, int]
@@ -67,7 +67,7 @@ class Positions(nn.Module):
 
     def reset_parameters(self) -> None:
         for table in self.parameters(recurse=False):
-            initialise(table, normal_(std=0.02))
+            initialize(table, normal_(std=0.02))
 
     def extra_repr(self) -> str:
         return f"{self.kind}, grid={self.grid}, resample={self.resample}"
@@ -170,7 +170,7 @@ class RelativePositions(nn.Module):
 
     def reset_parameters(self) -> None:
         for rows in self.parameters(recurse=False):
-            initialise(rows, normal_(std=0.02))
+            initialize(rows, normal_(std=0.02))
 
     def forward(self, query: Float[Tensor, "B H N E"], group: Group) -> Float[Tensor, "B H N N"]:
         rows = self.offset_rows

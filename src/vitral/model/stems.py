@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitral.model.config import ConvStem, ResNetStem, ViTConfig
-from vitral.model.initialise import initialise, lecun_normal_
+from vitral.model.initialize import initialize, lecun_normal_
 
 Maps = Float[Tensor, "B _ _ _"]
 
@@ -78,7 +78,7 @@ class StandardisedConv(nn.Conv2d):
         super().__init__(inputs, outputs, kernel, stride, bias=False)
 
     def reset_parameters(self) -> None:
-        initialise(self.weight, lecun_normal_)
+        initialize(self.weight, lecun_normal_)
 
     def forward(self, input: Maps) -> Maps:
         mean = self.weight.mean(dim=(1, 2, 3), keepdim=True)
@@ -129,4 +129,4 @@ class PlainConv(nn.Conv2d):
         super().__init__(inputs, outputs, 3, stride=2, padding=1, bias=False)
 
     def reset_parameters(self) -> None:
-        initialise(self.weight, lecun_normal_)
+        initialize(self.weight, lecun_normal_)

@@ -20,7 +20,7 @@ from vitral.errors import ConfigError
 from vitral.model.block import ACTIVATIONS, Block, build_dropout
 from vitral.model.config import ViTConfig
 from vitral.model.features import Features, name_features
-from vitral.model.initialise import Linear, constant_, initialise, lecun_normal_, normal_
+from vitral.model.initialize import Linear, constant_, initialize, lecun_normal_, normal_
 from vitral.model.layers import chosen_layers
 from vitral.model.packing import Packing, arrange, join
 from vitral.model.patches import Patches
@@ -58,7 +58,7 @@ class ViT(nn.Module):
         if self.class_token is not None:
             nn.init.zeros_(self.class_token)
         if self.registers is not None:
-            initialise(self.registers, normal_(std=0.02))
+            initialize(self.registers, normal_(std=0.02))
 
     def forward(self, images: Images) -> Any:
         """(B, C, H, W), or a list of (C, H, W) of any sizes -> logits (B, K).

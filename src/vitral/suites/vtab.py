@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
 
-from vitral.data.items import Dataset, Item
-from vitral.data.sources import open_data
+from vitral.data.dataset import DatasetIndex, Item
+from vitral.data.sources import open_dataset
 from vitral.errors import DataError
 
 TRAIN, VAL = 800, 200
@@ -109,10 +109,10 @@ def _task_of(path: Path) -> tuple[str, str | None]:
     return name, what if stands_in else None
 
 
-def open_task(task: Task, path: Path, stand_in: str | None = None) -> Dataset:
+def open_task(task: Task, path: Path, stand_in: str | None = None) -> DatasetIndex:
     """The task's own splits: train (800 + 200), val (the 200 of them), test. What stands in its place has classes of
     its own."""
-    found = open_data(path) if stand_in else with_classes(open_data(path), task, path)
+    found = open_dataset(path) if stand_in else with_classes(open_dataset(path), task, path)
     if found.multi_label:
         raise DataError(f"{found.name} has several labels a picture, and {task.name} has one.")
     is_folders = path.is_dir() and not any(path.glob("*.tar"))
@@ -131,7 +131,7 @@ def open_task(task: Task, path: Path, stand_in: str | None = None) -> Dataset:
     return replace(found, name=task.name, splits=chosen)
 
 
-def with_classes(data: Dataset, task: Task, path: Path) -> Dataset:
+def with_classes(data: DatasetIndex, task: Task, path: Path) -> DatasetIndex:
     """The same pictures with the classes of the task."""
     if task.bin is None:
         if len(data.classes) != task.classes:

@@ -6,8 +6,8 @@ from typing import Any
 
 from vitral.errors import WeightsError
 from vitral.weights.dialects import native
+from vitral.weights.formats.detect import open_tensors
 from vitral.weights.hub import locate
-from vitral.weights.open import open_tensors
 
 
 def identify(source: str | Path) -> dict[str, Any]:

@@ -14,20 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from vitral.errors import ConfigError, WeightsError, first_line
+from vitral.files import as_text
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import check_field_names
 from vitral.model.network import Config, Network, build
-from vitral.names import as_text
 from vitral.preprocess import Preprocess
-from vitral.weights.adapt import adapt
-from vitral.weights.checkpoint import Checkpoint
-from vitral.weights.config_json import MOST_PATCHES
+from vitral.weights.checkpoint import Checkpoint, LoadReport
 from vitral.weights.dialects import draft_of
-from vitral.weights.draft import Asked, Draft
+from vitral.weights.dialects.config_json import MOST_PATCHES
+from vitral.weights.dialects.draft import Asked, Draft
+from vitral.weights.dialects.rules import Rule
+from vitral.weights.formats.detect import open_tensors
 from vitral.weights.hub import locate
-from vitral.weights.open import open_tensors
-from vitral.weights.report import Report
-from vitral.weights.rules import Rule
+from vitral.weights.resizing import adapt
 
 Shapes = dict[str, tuple[int, ...]]
 _WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -129,12 +128,12 @@ class _Filling:
         self.fresh: dict[str, str] = {}
         self.widened: set[torch.dtype] = set()
 
-    def run(self, source: str) -> Report:
+    def run(self, source: str) -> LoadReport:
         for rule in self.draft.rules:
             self.apply(rule)
         self.refresh()
         self.model.load_state_dict(self.state, strict=False, assign=True)
-        return Report(
+        return LoadReport(
             source=source,
             dialect=self.draft.dialect,
             format=self.draft.file.format,

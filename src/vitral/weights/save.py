@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from vitral.errors import ConfigError, WeightsError, did_you_mean
+from vitral.files import as_text
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
 from vitral.model.network import Network
-from vitral.names import as_text
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import Checkpoint, default_preprocess
-from vitral.weights.content import Content
 from vitral.weights.dialects import WRITERS, draft_of
-from vitral.weights.draft import Draft
-from vitral.weights.files import is_file
+from vitral.weights.dialects.content import Content
+from vitral.weights.dialects.draft import Draft
+from vitral.weights.formats.detect import open_tensors
+from vitral.weights.formats.tensor_file import is_file
 from vitral.weights.load import build_without_memory, shapes_of
-from vitral.weights.open import open_tensors
 
 _ENDINGS = {
     "native": (".safetensors",),

@@ -18,8 +18,8 @@ from vitral.weights.dialects import (
     timm,
     torchvision,
 )
-from vitral.weights.draft import Asked, Draft
-from vitral.weights.files import TensorFile
+from vitral.weights.dialects.draft import Asked, Draft
+from vitral.weights.formats.tensor_file import TensorFile
 
 READERS: tuple[ModuleType, ...] = (native, google, bit, timm, huggingface, torchvision, tczhangzhi, labml)
 WRITERS: dict[str, ModuleType] = {

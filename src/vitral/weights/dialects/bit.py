@@ -11,13 +11,13 @@ from pathlib import Path
 from vitral.errors import WeightsError
 from vitral.model.bit_config import BiTConfig
 from vitral.weights.checkpoint import google_preprocess
-from vitral.weights.content import Content
+from vitral.weights.dialects.content import Content
+from vitral.weights.dialects.draft import Asked, Draft
+from vitral.weights.dialects.rules import HEIGHT_WIDTH_IN_OUT, VECTOR, Layout, Rule, pair, rule
+from vitral.weights.dialects.shapes import one_or_two
 from vitral.weights.dialects.timm_json import read_config_json, told_preprocess
-from vitral.weights.draft import Asked, Draft
-from vitral.weights.files import TensorFile
-from vitral.weights.infer import one_or_two
-from vitral.weights.npz import write_npz
-from vitral.weights.rules import HEIGHT_WIDTH_IN_OUT, VECTOR, Layout, Rule, pair, rule
+from vitral.weights.formats.npz import write_npz
+from vitral.weights.formats.tensor_file import TensorFile
 
 _ROOT = re.compile(r"(?P<prefix>.*?)root_block/standardized_conv2d(_\d+)?/kernel")
 _TIMM_ROOT = "stem.conv.weight"

@@ -13,12 +13,12 @@ from pathlib import Path
 from vitral.errors import WeightsError
 from vitral.model.config import ResNetStem, ViTConfig
 from vitral.weights.checkpoint import google_preprocess
-from vitral.weights.content import PLAIN, Content
+from vitral.weights.dialects.content import PLAIN, Content
+from vitral.weights.dialects.draft import Asked, Draft
 from vitral.weights.dialects.google_rules import KERNEL, Style, rules
-from vitral.weights.draft import Asked, Draft
-from vitral.weights.files import TensorFile
-from vitral.weights.infer import count_layers, find_grid, image_of, one_or_two, pair_of
-from vitral.weights.npz import write_npz
+from vitral.weights.dialects.shapes import count_layers, find_grid, image_of, one_or_two, pair_of
+from vitral.weights.formats.npz import write_npz
+from vitral.weights.formats.tensor_file import TensorFile
 
 _PREFIXES = ("", "opt/target/", "params/", "params/img/", "img/")
 _TABLES = {  # name: whether it has a row for the class token
@@ -43,7 +43,7 @@ def read(file: TensorFile, asked: Asked) -> Draft:
     assumed["preprocess"] = (
         "preprocessing: mean and std 0.5, squashed to the size, as Google's code does; the file does not tell"
     )
-    ignored = {name: "optimiser state" for name in file.shapes if name.startswith("opt/")}
+    ignored = {name: "optimizer state" for name in file.shapes if name.startswith("opt/")}
     return Draft(
         dialect=style.dialect,
         file=file,
@@ -58,7 +58,7 @@ def read(file: TensorFile, asked: Asked) -> Draft:
 def _why_outside(name: str) -> str:
     if "/txt/" in name:
         return "of the text tower"
-    return "optimiser state" if name.startswith("opt/") else "not of the image network"
+    return "optimizer state" if name.startswith("opt/") else "not of the image network"
 
 
 def find_style(file: TensorFile) -> Style:

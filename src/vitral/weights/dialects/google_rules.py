@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitral.model.config import ResNetStem, ViTConfig
-from vitral.weights.rules import (
+from vitral.weights.dialects.rules import (
     HEIGHT_WIDTH_IN_OUT,
     ROWS,
     SAME,

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from vitral.errors import ConfigError, WeightsError
+from vitral.files import atomic_path
 from vitral.model.config import ViTConfig
-from vitral.weights.content import PLAIN, Content
+from vitral.weights.dialects.content import PLAIN, Content
+from vitral.weights.dialects.draft import Asked, Draft, Told, refuse
 from vitral.weights.dialects.huggingface_json import (
     describe,
     describe_preprocess,
@@ -21,11 +23,10 @@ from vitral.weights.dialects.huggingface_json import (
     find_labels,
     find_preprocess,
 )
-from vitral.weights.draft import Asked, Draft, Told, refuse
-from vitral.weights.files import TensorFile, is_file, written_aside
-from vitral.weights.hints import read_hints, write_state
-from vitral.weights.infer import find_grid, find_sizes, image_of, one_or_two, pair_of, settle_heads
-from vitral.weights.rules import ROWS, Rule, pair, patches, rule, stacked, stacked_pair, zeros
+from vitral.weights.dialects.metadata import read_hints, write_state
+from vitral.weights.dialects.rules import ROWS, Rule, pair, patches, rule, stacked, stacked_pair, zeros
+from vitral.weights.dialects.shapes import find_grid, find_sizes, image_of, one_or_two, pair_of, settle_heads
+from vitral.weights.formats.tensor_file import TensorFile, is_file
 
 _PROJECTION = "embeddings.patch_embeddings.projection"
 
@@ -178,6 +179,6 @@ def write(content: Content, path: Path) -> list[str]:
         ("config.json", describe(content)),
         ("preprocessor_config.json", describe_preprocess(content.preprocess)),
     ):
-        with written_aside(path / name) as aside:
+        with atomic_path(path / name) as aside:
             aside.write_text(json.dumps(described, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return []

@@ -7,10 +7,10 @@ from vitral.errors import ConfigError, WeightsError
 from vitral.model.config import ViTConfig
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import imagenet_preprocess
-from vitral.weights.content import Content
-from vitral.weights.draft import refuse
-from vitral.weights.files import TensorFile
-from vitral.weights.infer import one_or_two, pair_of
+from vitral.weights.dialects.content import Content
+from vitral.weights.dialects.draft import refuse
+from vitral.weights.dialects.shapes import one_or_two, pair_of
+from vitral.weights.formats.tensor_file import TensorFile
 
 _ACTIVATIONS = {
     "gelu": "gelu",

@@ -7,10 +7,10 @@ from typing import Any
 from vitral.errors import WeightsError
 from vitral.model.config import ViTConfig
 from vitral.weights.checkpoint import google_preprocess
-from vitral.weights.draft import Asked, Draft
-from vitral.weights.files import TensorFile
-from vitral.weights.infer import find_sizes, one_or_two, pair_of, settle_heads
-from vitral.weights.rules import ROWS, Layout, Rule, pair, pairs, patches, rule, stacked_pair
+from vitral.weights.dialects.draft import Asked, Draft
+from vitral.weights.dialects.rules import ROWS, Layout, Rule, pair, pairs, patches, rule, stacked_pair
+from vitral.weights.dialects.shapes import find_sizes, one_or_two, pair_of, settle_heads
+from vitral.weights.formats.tensor_file import TensorFile
 
 _LAYER, _TABLE = "transformer_layers.", "pos_emb.positional_encodings"
 

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from vitral import __version__
 from vitral.errors import WeightsError
-from vitral.weights.content import Content
-from vitral.weights.draft import Asked, Draft
-from vitral.weights.files import TensorFile, written_aside
-from vitral.weights.hints import describe, parse
-from vitral.weights.rules import rule
+from vitral.files import atomic_path
+from vitral.weights.dialects.content import Content
+from vitral.weights.dialects.draft import Asked, Draft
+from vitral.weights.dialects.metadata import describe, parse
+from vitral.weights.dialects.rules import rule
+from vitral.weights.formats.tensor_file import TensorFile
 
 KEY, FORMAT = "vitral", 1
 
@@ -58,7 +59,7 @@ def write(content: Content, path: Path) -> list[str]:
         "provenance": {"vitral": __version__, "torch": torch.__version__, **content.provenance},
         "sha256": checksum(state),
     }
-    with written_aside(path) as aside:
+    with atomic_path(path) as aside:
         save_file(state, aside, metadata={KEY: json.dumps(described, ensure_ascii=False)})
     return []
 

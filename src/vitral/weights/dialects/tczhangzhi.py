@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from vitral.model.config import ViTConfig
 from vitral.weights.checkpoint import google_preprocess
-from vitral.weights.draft import Asked, Draft, refuse
-from vitral.weights.files import TensorFile
-from vitral.weights.infer import find_grid, find_sizes, image_of, one_or_two
-from vitral.weights.rules import ROWS, Rule, heads_bias, heads_first, heads_last, pair, pairs, patches, rule
+from vitral.weights.dialects.draft import Asked, Draft, refuse
+from vitral.weights.dialects.rules import ROWS, Rule, heads_bias, heads_first, heads_last, pair, pairs, patches, rule
+from vitral.weights.dialects.shapes import find_grid, find_sizes, image_of, one_or_two
+from vitral.weights.formats.tensor_file import TensorFile
 
 _LAYER, _TABLE = "transformer.encoder_layers.", "transformer.pos_embedding.pos_embedding"
 

@@ -11,14 +11,24 @@ import re
 from pathlib import Path
 from typing import Any
 
+from vitral.files import atomic_path
 from vitral.model.config import ViTConfig
-from vitral.weights.content import Content
+from vitral.weights.dialects.content import Content
+from vitral.weights.dialects.draft import Asked, Draft, Told
+from vitral.weights.dialects.metadata import read_hints, write_state
+from vitral.weights.dialects.shapes import (
+    Pair,
+    asked_grid,
+    find_grid,
+    find_sizes,
+    image_of,
+    is_square,
+    one_or_two,
+    settle_heads,
+)
 from vitral.weights.dialects.timm_json import ConfigJson, arguments, describe, find_preprocess, read_config_json
 from vitral.weights.dialects.timm_rules import rules, written_ahead
-from vitral.weights.draft import Asked, Draft, Told
-from vitral.weights.files import TensorFile, is_file, written_aside
-from vitral.weights.hints import read_hints, write_state
-from vitral.weights.infer import Pair, asked_grid, find_grid, find_sizes, image_of, is_square, one_or_two, settle_heads
+from vitral.weights.formats.tensor_file import TensorFile, is_file
 
 _REGISTERS = ("reg_token", "register_tokens")
 
@@ -153,7 +163,7 @@ def write(content: Content, path: Path) -> list[str]:
         write_state(content, tensors, path)
     else:
         write_state(content, tensors, path / "model.safetensors")
-        with written_aside(path / "config.json") as aside:
+        with atomic_path(path / "config.json") as aside:
             aside.write_text(json.dumps(describe(content), indent=2, ensure_ascii=False), encoding="utf-8")
     return notes(config, path)
 

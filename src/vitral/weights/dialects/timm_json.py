@@ -10,10 +10,10 @@ from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import imagenet_preprocess
-from vitral.weights.content import Content
-from vitral.weights.draft import refuse
-from vitral.weights.files import TensorFile
-from vitral.weights.infer import Pair, pair_of
+from vitral.weights.dialects.content import Content
+from vitral.weights.dialects.draft import refuse
+from vitral.weights.dialects.shapes import Pair, pair_of
+from vitral.weights.formats.tensor_file import TensorFile
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "relu": "relu"}
 _POOLS = {"avg": "mean", "token": "token", "": "none", "map": "map"}

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from vitral.model.config import ViTConfig
-from vitral.weights.files import TensorFile
-from vitral.weights.rules import ROWS, Layout, Rule, pair, pairs, patches, rule, zeros
+from vitral.weights.dialects.rules import ROWS, Layout, Rule, pair, pairs, patches, rule, zeros
+from vitral.weights.formats.tensor_file import TensorFile
 
 
 def rules(config: ViTConfig, *, ahead: int, file: TensorFile | None = None) -> Iterator[Rule]:

@@ -9,12 +9,12 @@ from typing import Any
 from vitral.errors import WeightsError
 from vitral.model.config import ConvStem, ViTConfig
 from vitral.weights.checkpoint import imagenet_preprocess
-from vitral.weights.content import PLAIN, Content
-from vitral.weights.draft import Asked, Draft, Told
-from vitral.weights.files import TensorFile
-from vitral.weights.hints import read_hints, write_state
-from vitral.weights.infer import count_layers, find_grid, image_of, one_or_two, settle_heads
-from vitral.weights.rules import ROWS, Rule, pair, pairs, patches, rule
+from vitral.weights.dialects.content import PLAIN, Content
+from vitral.weights.dialects.draft import Asked, Draft, Told
+from vitral.weights.dialects.metadata import read_hints, write_state
+from vitral.weights.dialects.rules import ROWS, Rule, pair, pairs, patches, rule
+from vitral.weights.dialects.shapes import count_layers, find_grid, image_of, one_or_two, settle_heads
+from vitral.weights.formats.tensor_file import TensorFile
 
 _LAYER = "encoder.layers.encoder_layer_"
 _TABLE = "encoder.pos_embedding"

@@ -1,0 +1,138 @@
+"""Files: atomic writes, locks, hashes, and file names as text. No other module renames a temporary file."""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from vitral.errors import VitralError, WeightsError
+
+
+@contextmanager
+def atomic_path(path: Path, error: type[VitralError] = WeightsError) -> Iterator[Path]:
+    """Yield a temporary path beside the target and rename it over the target on success.
+
+    A reader sees the old file or the new one, never a part of one. Failures raise ``error`` and leave the old file.
+    """
+    try:
+        path = path.resolve()  # a link stays; its target is replaced
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as cause:
+        raise error(f"Cannot write {path}: {cause}.") from cause
+    try:
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())  # safetensors creates files that only their owner can read
+        flush_to_disk(temporary)
+        os.replace(temporary, path)
+    except VitralError:
+        raise
+    except (OSError, RuntimeError, ValueError, _safetensors_error()) as cause:
+        # torch.save reports a full disk as a RuntimeError, safetensors as an error of its own.
+        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
+        raise error(f"Cannot write {path}: {reason}.") from cause
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _safetensors_error() -> type[Exception]:
+    module = sys.modules.get("safetensors")
+    return OSError if module is None else module.SafetensorError
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_text(path: Path, text: str, error: type[VitralError] = WeightsError) -> None:
+    """Write a text file atomically, as UTF-8."""
+    with atomic_path(path, error) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, content: Any, error: type[VitralError] = WeightsError) -> None:
+    """Write an object as indented JSON, atomically."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n", error)
+
+
+def flush_to_disk(path: Path) -> None:
+    """fsync a file or a folder."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows has no handle for folders
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows only flushes writable handles
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def try_lock(handle: int) -> bool:
+    """Lock an open file for this process. Return False if another process holds the lock."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(handle, 2**30, os.SEEK_SET)  # locked bytes cannot be read, and the process id at the start should be
+        try:
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        finally:
+            os.lseek(handle, 0, os.SEEK_SET)
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks must not keep anybody from working
+    return True
+
+
+def cache_folder() -> Path:
+    """Return vitral's cache folder: VITRAL_CACHE, or the platform's. RuntimeError for a user without a home."""
+    if folder := os.environ.get("VITRAL_CACHE"):
+        return Path(folder)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home()) / "vitral"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "vitral"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitral"
+
+
+def as_text(name: str) -> str:
+    """Return a name that can be written anywhere: bytes that are not UTF-8 and lone surrogates become escapes."""
+    try:
+        return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:
+        return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+_HARMLESS = "\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{IDEOGRAPHIC SPACE}\N{ZERO WIDTH JOINER}"
+
+
+def printable(text: str) -> str:
+    """Replace control characters: names may contain anything, and a terminal must not obey it."""
+    return "".join(
+        letter if letter.isprintable() or letter in _HARMLESS else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
+
+
+def to_json(value: Any, stream: TextIO, indent: int | None = None) -> str:
+    """Return JSON that the stream can encode: plain letters if it is Unicode, escapes otherwise."""
+    is_unicode = (stream.encoding or "utf-8").lower().replace("-", "").startswith("utf")
+    return json.dumps(value, indent=indent, ensure_ascii=not is_unicode)

@@ -1,0 +1,1 @@
+"""Training: settings, automatic choices, optimizers, resumable state and the loop."""

@@ -1,0 +1,124 @@
+"""NumPy's npz, read with suspicion: it is a zip of arrays, so it can lie about sizes, repeat names and hold pickles.
+
+Everything that the file declares is checked before any array is read.
+"""
+
+import zlib
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import IO
+from zipfile import BadZipFile, ZipFile, ZipInfo
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitral.errors import WeightsError
+from vitral.files import atomic_path
+from vitral.weights.formats.tensor_file import SAFE_FORMATS, Shape, TensorFile
+
+_MOST_MEMBERS, _LONGEST_NAME = 100_000, 500
+_HARMLESS = 64 * 2**20
+_MOST_INFLATION = 20  # weights hardly compress; a bomb does a thousandfold
+
+
+def open_npz(path: Path) -> TensorFile:
+    with ZipFile(path) as archive:
+        members = archive.infolist()
+        _check_members(path, members)
+        arrays = {info.filename.removesuffix(".npy"): (info, *_read_header(path, archive, info)) for info in members}
+
+    def read(name: str) -> Tensor:
+        info, shape, dtype, is_fortran, start = arrays[name]
+        try:
+            with ZipFile(path) as archive, archive.open(info) as stream:
+                stream.read(start)
+                content = bytearray(stream.read())
+        except (BadZipFile, OSError, EOFError, ValueError, zlib.error) as error:
+            raise WeightsError(f"{path}: array {name!r} is damaged: {error}.") from error
+        if len(content) != prod(shape) * dtype.itemsize:
+            raise WeightsError(f"{path}: array {name!r} is cut off.")
+        return _as_tensor(content, shape, dtype, is_fortran)
+
+    return TensorFile(path=path, format="npz", shapes={name: entry[1] for name, entry in arrays.items()}, read=read)
+
+
+def _check_members(path: Path, members: list[ZipInfo]) -> None:
+    names = [info.filename for info in members]
+    size = path.stat().st_size
+    if len(names) > _MOST_MEMBERS:
+        raise WeightsError(f"{path} holds {len(names):,} arrays; no checkpoint has over {_MOST_MEMBERS:,}.")
+    for name in names:
+        parts = name.replace("\\", "/").split("/")
+        if ".." in parts or name.startswith(("/", "\\")) or ":" in parts[0] or len(name) > _LONGEST_NAME:
+            raise WeightsError(f"{path} holds a member named {name[:80]!r}, which points outside the file.")
+        if not name.endswith(".npy"):
+            raise WeightsError(f"{path} holds {name!r}, which is no array.", hint=f"vitral reads {SAFE_FORMATS}.")
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise WeightsError(f"{path} holds {twice!r} twice, and which one counts is anybody's guess.")
+    if any(info.flag_bits & 1 for info in members):
+        raise WeightsError(f"{path} is encrypted.")
+    inflated = sum(info.file_size for info in members)
+    if inflated > max(_HARMLESS, _MOST_INFLATION * size) or sum(info.compress_size for info in members) > size:
+        raise WeightsError(
+            f"{path} has {size:,} bytes and claims to hold {inflated:,}: it is a decompression bomb, or damaged."
+        )
+
+
+def _read_header(path: Path, archive: ZipFile, info: ZipInfo) -> tuple[Shape, np.dtype, bool, int]:
+    """Shape, dtype, whether columns come first, and where the data start."""
+    try:
+        with archive.open(info) as stream:
+            shape, is_fortran, dtype = _parse_header(stream)
+            start = stream.tell()
+    except Exception as error:  # headers are Python literals, and odd ones fail in every way there is
+        raise WeightsError(f"{path}: {info.filename!r} is no NumPy array: {str(error)[:200]}.") from error
+    if dtype.hasobject:
+        raise WeightsError(
+            f"{path}: {info.filename!r} holds pickled Python objects, which can run code.",
+            hint=f"vitral reads {SAFE_FORMATS}.",
+        )
+    if (dtype.kind not in "fiub" or dtype.itemsize > 8) and dtype.str != "|V2":
+        raise WeightsError(f"{path}: {info.filename!r} holds {dtype} and not numbers.")
+    if any(side < 0 for side in shape) or prod(shape) * dtype.itemsize != info.file_size - start:
+        raise WeightsError(
+            f"{path}: {info.filename!r} declares shape {shape} of {dtype}, which is not the {info.file_size - start:,} "
+            "bytes that are there."
+        )
+    return shape, dtype, is_fortran, start
+
+
+def _parse_header(stream: IO[bytes]) -> tuple[Shape, bool, np.dtype]:
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(stream)
+    if version == (2, 0):
+        return np.lib.format.read_array_header_2_0(stream)
+    raise ValueError(f"version {version} of the format is not known")
+
+
+def _as_tensor(content: bytearray, shape: Shape, dtype: np.dtype, is_fortran: bool) -> Tensor:
+    if dtype.str == "|V2":  # how NumPy stores the bfloat16 that it does not have
+        array = np.frombuffer(content, dtype=np.int16)
+    else:
+        array = np.frombuffer(content, dtype=dtype)
+        array = array.astype(dtype.newbyteorder("="), copy=False)
+    array = array.reshape(shape, order="F" if is_fortran else "C")
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if dtype.str == "|V2" else tensor
+
+
+def write_npz(tensors: Mapping[str, Tensor], path: Path, prefix: str = "") -> None:
+    """Arrays behind each other, uncompressed, as NumPy's own savez has them."""
+    with atomic_path(path) as aside, ZipFile(aside, "w") as archive:
+        for name, tensor in tensors.items():
+            with archive.open(f"{prefix}{name}.npy", "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, _as_array(tensor), allow_pickle=False)
+
+
+def _as_array(tensor: Tensor) -> np.ndarray:
+    if tensor.dtype == torch.bfloat16:  # which NumPy does not have: two bytes without a meaning
+        return tensor.view(torch.int16).numpy().view("V2")
+    return tensor.numpy()
