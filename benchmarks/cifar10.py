@@ -1,10 +1,10 @@
-"""CIFAR-10 from scratch in a fixed time on this machine: ours by its recipe, and timm's ViT with plain AdamW beside it.
+"""Train on CIFAR-10 from scratch in equal time on this machine: vitral with its recipe, timm's ViT with AdamW.
 
     python -m benchmarks.cifar10 SHARDS --save      # about 25 minutes on 2 cores
 
-SHARDS is CIFAR-10 as tar shards (train-*.tar, test-*.tar, classes.txt). Ours is ``recipes/cifar10-10min.toml``, whose
-steps are fixed. timm's network at patch 4, width 96, depth 5 (its best of those that were tried) then gets the same
-time, float32, AdamW, cosine, flip and shift, on the same machine.
+SHARDS is CIFAR-10 as tar shards (train-*.tar, test-*.tar, classes.txt). vitral uses ``recipes/cifar10-10min.toml``,
+which has a fixed number of steps. timm's network with patch 4, width 96 and depth 5 (the best of those tried) then gets
+the same time, in float32 with AdamW, cosine schedule, flip and shift.
 """
 
 import argparse
@@ -16,31 +16,29 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.peers import mend_torchvision
+from benchmarks.peers import repair_torchvision
 from benchmarks.timing import describe_machine, save
 from vitral.data.augment import Augment
 from vitral.data.batches import BatchLoader, ImageDataset
 from vitral.data.sources import open_dataset
 from vitral.data.transforms import normalize
 from vitral.preprocess import Preprocess
-from vitral.training.config import read_toml, recipe_path, with_settings
-from vitral.training.entry import start_run
+from vitral.training.entry import train_events
 from vitral.training.events import Finished, Stepped
 
 
-def ours(data: str, seed: int) -> dict[str, Any]:
-    config = with_settings(None, {"data": data, **read_toml(recipe_path("cifar10-10min")), "seed": seed}, "benchmark")
+def train_vitral(data: str, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        for event in start_run(config, out=Path(folder) / "run"):
+        for event in train_events(data, out=Path(folder) / "run", recipe="cifar10-10min", seed=seed):
             if isinstance(event, Stepped) and event.step % 200 == 0:
                 print(f"vitral step {event.step}/{event.steps} loss {event.loss:.3f}", flush=True)
             if isinstance(event, Finished):
                 return {"who": "vitral", "seconds": event.train_seconds, "top1": event.test["top1"]}
-    raise RuntimeError("the run did not finish")
+    raise RuntimeError("The run did not finish.")
 
 
-def theirs(data: str, seconds: float, width: int, depth: int, seed: int) -> dict[str, Any]:
-    mend_torchvision()
+def train_timm(data: str, seconds: float, width: int, depth: int, seed: int) -> dict[str, Any]:
+    repair_torchvision()
     from timm.models.vision_transformer import VisionTransformer
 
     torch.manual_seed(seed)
@@ -48,7 +46,7 @@ def theirs(data: str, seconds: float, width: int, depth: int, seed: int) -> dict
     preprocess = Preprocess(size=(32, 32))
     how = Augment(crop="shift", flip=0.5)
     loader = BatchLoader(
-        pictures=ImageDataset(dataset.splits["train"], preprocess, how=how, seed=seed),
+        images=ImageDataset(dataset.splits["train"], preprocess, augment=how, seed=seed),
         batch_size=128,
         classes=10,
         shuffle=True,
@@ -61,9 +59,10 @@ def theirs(data: str, seconds: float, width: int, depth: int, seed: int) -> dict
     epoch = images = 0
     while time.perf_counter() - start < seconds:
         for batch in loader.epoch(epoch):
-            part = min(1.0, (time.perf_counter() - start) / seconds)
+            progress = min(1.0, (time.perf_counter() - start) / seconds)
             for group in optimizer.param_groups:
-                group["lr"] = 1e-3 * min(1.0, part * 20) * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * part)).item())
+                cosine = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * progress)).item())
+                group["lr"] = 1e-3 * min(1.0, progress * 20) * cosine
             assert isinstance(batch.images, torch.Tensor)
             nn.functional.cross_entropy(model(normalize(batch.images, preprocess)), batch.labels).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -73,26 +72,26 @@ def theirs(data: str, seconds: float, width: int, depth: int, seed: int) -> dict
             if time.perf_counter() - start > seconds:
                 break
         epoch += 1
-    right = 0
-    held = BatchLoader(pictures=ImageDataset(dataset.splits["test"], preprocess), batch_size=250, classes=10)
+    correct = 0
+    test = BatchLoader(images=ImageDataset(dataset.splits["test"], preprocess), batch_size=250, classes=10)
     model.eval()
     with torch.inference_mode():
-        for batch in held.epoch():
+        for batch in test.epoch():
             assert isinstance(batch.images, torch.Tensor)
-            right += (model(normalize(batch.images, preprocess)).argmax(1) == batch.labels).sum().item()
-    return {"who": f"timm {width} x {depth}", "seconds": seconds, "top1": right / len(held.pictures), "images": images}
+            correct += (model(normalize(batch.images, preprocess)).argmax(1) == batch.labels).sum().item()
+    return {"who": f"timm {width} x {depth}", "seconds": seconds, "top1": correct / len(test.images), "images": images}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--save", action="store_true", help="write a dated JSON into benchmarks/results")
+    parser.add_argument("--save", action="store_true", help="write a dated JSON file to benchmarks/results")
     options = parser.parse_args()
-    rows = [ours(options.data, options.seed)]
-    rows.append(theirs(options.data, rows[0]["seconds"], 96, 5, options.seed))
+    rows = [train_vitral(options.data, options.seed)]
+    rows.append(train_timm(options.data, rows[0]["seconds"], 96, 5, options.seed))
     for row in rows:
-        print(f"{row['who']}: {row['top1']:.2%} of the test pictures after {row['seconds']:.0f} s", flush=True)
+        print(f"{row['who']}: {row['top1']:.2%} test accuracy after {row['seconds']:.0f} s", flush=True)
     if options.save:
         save("cifar10", describe_machine("timm"), rows)
 

@@ -1,13 +1,13 @@
-"""Eager float32 speed of the plain network against timm, transformers, torchvision and vit-pytorch.
+"""Time the eager float32 network against timm, transformers, torchvision and vit-pytorch.
 
     python -m benchmarks.forward                    # all cases: about half an hour on 2 cores
     python -m benchmarks.forward --models vit-s16 --batches 1 8 --runs 3
 
-Every run lets all candidates take turns and gives, for each peer, the ratio of its fastest turn to ours (above 1: we
-are faster). The median over the runs is reported, and the peer with the smallest one is the fastest peer. "A/A" is the
-same ratio of our model against itself: the noise of the machine.
-vit-pytorch has two more norms, so its outputs cannot be compared; the others must agree before anything is timed.
-"matmul" is the time of the bare matrix products of the same shapes, as a share of ours.
+In every run all candidates take turns. The ratio of a peer is the time of its fastest turn divided by ours, so above 1
+vitral is faster. The table shows the median over the runs; the peer with the smallest ratio is the fastest peer. "A/A"
+is the ratio of our model against itself: the noise of the machine.
+Outputs must agree before anything is timed, except for vit-pytorch, which has two more norms.
+"matmul" is the time of the bare matrix products of the same shapes, as a fraction of ours.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import vitral
-from benchmarks.peers import in_timm, in_torchvision, in_transformers, in_vit_pytorch, randomise
+from benchmarks.peers import in_timm, in_torchvision, in_transformers, in_vit_pytorch, randomize
 from benchmarks.timing import describe_machine, fastest_turns, save
 
 PEERS = {
@@ -36,40 +36,40 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--passes", nargs="+", choices=["forward", "both"], default=["forward", "both"])
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--turn-seconds", type=float, default=4.0, help="time of all turns of a candidate in a run")
-    parser.add_argument("--save", action="store_true", help="write a dated JSON into benchmarks/results")
+    parser.add_argument("--turn-seconds", type=float, default=4.0, help="seconds for all turns of a candidate in a run")
+    parser.add_argument("--save", action="store_true", help="write a dated JSON file to benchmarks/results")
     options = parser.parse_args()
     machine = describe_machine("timm", "transformers", "torchvision", "vit-pytorch")
     print(machine, flush=True)
     titles = ["pass", "model", "batch", "ms", "fastest peer", "ratio", "A/A", *PEERS, "matmul"]
     print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}", flush=True)
     rows = []
-    for what in options.passes:
+    for direction in options.passes:
         for name in options.models:
             for batch in options.batches:
-                rows.append(measure(name, batch, what, options.runs, options.turn_seconds))
+                rows.append(measure(name, batch, direction, options.runs, options.turn_seconds))
                 print(as_line(rows[-1]), flush=True)
                 if options.save:
                     save("forward", machine, rows, key=("pass", "model", "batch"))
 
 
-def measure(name: str, batch: int, what: str, runs: int, turn_seconds: float) -> dict[str, Any]:
-    model = randomise(vitral.create(name, activation="gelu"))
+def measure(name: str, batch: int, direction: str, runs: int, turn_seconds: float) -> dict[str, Any]:
+    model = randomize(vitral.create(name, activation="gelu"))
     assert isinstance(model, vitral.ViT)
     models: dict[str, nn.Module] = {"vitral": model, "again": model}
     models |= {peer: build(model) for peer, build in PEERS.items()}
     images = torch.randn(batch, 3, *model.config.image_hw)
     compare_outputs(models, images)
-    step = forward if what == "forward" else forward_and_backward
+    step = forward if direction == "forward" else forward_and_backward
     turns: dict[str, Callable[[], Any]] = {peer: bind(step, module, images) for peer, module in models.items()}
-    if what == "forward":
+    if direction == "forward":
         turns["matmul"] = matrix_products(model, batch)
     once = fastest_turns(turns, rounds=1)  # also warms up
     rounds = max(1, min(80, round(turn_seconds / once["vitral"])))
     times = [fastest_turns(turns, rounds, seed=run) for run in range(runs)]
     ratios = {peer: median(run[peer] / run["vitral"] for run in times) for peer in turns if peer != "vitral"}
     return {
-        "pass": what,
+        "pass": direction,
         "model": name,
         "batch": batch,
         "milliseconds": min(run["vitral"] for run in times) * 1e3,
@@ -113,7 +113,7 @@ def forward_and_backward(model: nn.Module, images: Tensor) -> None:
 
 
 def matrix_products(model: vitral.ViT, batch: int) -> Callable[[], Any]:
-    """The bare products of one forward pass, and nothing else."""
+    """Return a function that computes only the matrix products of one forward pass."""
     config = model.config
     patches = config.table_grid[0] * config.table_grid[1]
     tokens, width, hidden = batch * (patches + 1), config.width, config.mlp_width

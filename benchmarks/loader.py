@@ -1,11 +1,10 @@
-"""JPEG photos to normalised 224-pixel random crops, one thread: ours, plain Pillow, torchvision's and timm's.
+"""Time JPEG photos to normalized random crops of 224 pixels in one thread: vitral, Pillow, torchvision, timm.
 
     python -m benchmarks.loader --save              # about two minutes
 
-The photos are made of the two that scikit-learn carries and of one of matplotlib, resized and cropped to 500 x 375
-("A", as ImageNet's) and to 2000 x 1500 pixels ("B"). Every method gets the same random boxes; methods take turns
-picture by picture, and the fastest of several passes counts. "difference" is the mean of absolute differences to plain
-Pillow, in normalised units.
+The photos come from two of scikit-learn and one of matplotlib, cropped and resized to 500 x 375 pixels ("A", like
+ImageNet) and 2000 x 1500 ("B"). Every method gets the same random boxes. Methods take turns image by image, and the
+fastest of several passes counts. "difference" is the mean absolute difference from Pillow, in normalized units.
 """
 
 import argparse
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.peers import mend_torchvision
+from benchmarks.peers import repair_torchvision
 from benchmarks.timing import describe_machine, save
 from vitral.data.augment import Augment, random_box, random_generator
 from vitral.data.decode import fast_jpeg
@@ -31,54 +30,54 @@ SETS = {"A": (500, 375), "B": (2000, 1500)}
 Method = Callable[[bytes, Box], torch.Tensor]
 
 
-def photos(size: tuple[int, int], number: int) -> list[bytes]:
+def make_photos(size: tuple[int, int], number: int) -> list[bytes]:
     from matplotlib import get_data_path
     from sklearn.datasets import load_sample_images
 
     originals = [Image.fromarray(pixels) for pixels in load_sample_images().images]
     originals.append(Image.open(f"{get_data_path()}/sample_data/grace_hopper.jpg").convert("RGB"))
     random = np.random.default_rng(0)
-    found = []
+    photos = []
     for index in range(number):
-        picture = originals[index % len(originals)]
-        width, height = picture.size
-        part = random.uniform(0.8, 1.0)
-        left, top = (random.uniform(0, side * (1 - part)) for side in (width, height))
-        box = (left, top, left + width * part, top + height * part)
+        image = originals[index % len(originals)]
+        width, height = image.size
+        fraction = random.uniform(0.8, 1.0)
+        left, top = (random.uniform(0, side * (1 - fraction)) for side in (width, height))
+        box = (left, top, left + width * fraction, top + height * fraction)
         stream = io.BytesIO()
-        picture.resize(size, Image.Resampling.LANCZOS, box=box).save(stream, "JPEG", quality=90)
-        found.append(stream.getvalue())
-    return found
+        image.resize(size, Image.Resampling.LANCZOS, box=box).save(stream, "JPEG", quality=90)
+        photos.append(stream.getvalue())
+    return photos
 
 
-def plain(content: bytes, box: Box) -> torch.Tensor:
+def with_pillow(content: bytes, box: Box) -> torch.Tensor:
     top, left, height, width = box
-    picture = Image.open(io.BytesIO(content)).convert("RGB").crop((left, top, left + width, top + height))
-    pixels = np.asarray(picture.resize((SIZE, SIZE), Image.Resampling.BILINEAR))
+    cropped = Image.open(io.BytesIO(content)).convert("RGB").crop((left, top, left + width, top + height))
+    pixels = np.asarray(cropped.resize((SIZE, SIZE), Image.Resampling.BILINEAR))
     image = torch.from_numpy(pixels.copy()).permute(2, 0, 1).float().div(255)
     return (image - torch.tensor(IMAGENET_MEAN)[:, None, None]) / torch.tensor(IMAGENET_STD)[:, None, None]
 
 
-def ours(content: bytes, box: Box) -> torch.Tensor:
+def with_vitral(content: bytes, box: Box) -> torch.Tensor:
     return normalize(crop_and_resize(content, box, PREPROCESS), PREPROCESS)
 
 
-def torchvision_method() -> Method:
-    mend_torchvision()
+def with_torchvision() -> Method:
+    repair_torchvision()
     from torchvision.transforms.v2 import functional as F
 
     def run(content: bytes, box: Box) -> torch.Tensor:
-        picture = F.pil_to_tensor(Image.open(io.BytesIO(content)).convert("RGB"))
+        pixels = F.pil_to_tensor(Image.open(io.BytesIO(content)).convert("RGB"))
         top, left, height, width = box
-        image = F.resized_crop(picture, top, left, height, width, [SIZE, SIZE], antialias=True)
+        image = F.resized_crop(pixels, top, left, height, width, [SIZE, SIZE], antialias=True)
         return F.normalize(F.to_dtype(image, torch.float32, scale=True), list(IMAGENET_MEAN), list(IMAGENET_STD))
 
     return run
 
 
-def timm_method() -> Method:
-    """What timm's training transform does with a box: Pillow's crop and resize, then a tensor, then the mean."""
-    mend_torchvision()
+def with_timm() -> Method:
+    """Return what timm's training transform does with a box: crop and resize in Pillow, then normalize."""
+    repair_torchvision()
     from timm.data.transforms import MaybeToTensor
     from torchvision.transforms import functional as F
 
@@ -86,19 +85,19 @@ def timm_method() -> Method:
 
     def run(content: bytes, box: Box) -> torch.Tensor:
         top, left, height, width = box
-        picture = Image.open(io.BytesIO(content)).convert("RGB")
-        cropped = F.resized_crop(picture, top, left, height, width, [SIZE, SIZE])  # type: ignore[arg-type]
+        image = Image.open(io.BytesIO(content)).convert("RGB")
+        cropped = F.resized_crop(image, top, left, height, width, [SIZE, SIZE])  # type: ignore[arg-type]
         return F.normalize(to_tensor(cropped), list(IMAGENET_MEAN), list(IMAGENET_STD))
 
     return run
 
 
 def measure(name: str, number: int, passes: int) -> dict[str, Any]:
-    contents = photos(SETS[name], number)
+    contents = make_photos(SETS[name], number)
     how = Augment(crop="resized")
     boxes = [random_box(content, PREPROCESS, how, random_generator(0, 0, i)) for i, content in enumerate(contents)]
-    methods: dict[str, Method] = {"pillow": plain, "vitral": ours}
-    methods |= {"torchvision": torchvision_method(), "timm": timm_method()}
+    methods: dict[str, Method] = {"pillow": with_pillow, "vitral": with_vitral}
+    methods |= {"torchvision": with_torchvision(), "timm": with_timm()}
     best = dict.fromkeys(methods, float("inf"))
     for _ in range(passes):
         spent = dict.fromkeys(methods, 0.0)
@@ -108,21 +107,23 @@ def measure(name: str, number: int, passes: int) -> dict[str, Any]:
                 run(content, box)
                 spent[method] += time.perf_counter() - start
         best = {method: min(best[method], spent[method]) for method in methods}
-    apart = [(ours(c, b) - plain(c, b)).abs().mean().item() for c, b in zip(contents, boxes, strict=True)]
+    differences = [
+        (with_vitral(c, b) - with_pillow(c, b)).abs().mean().item() for c, b in zip(contents, boxes, strict=True)
+    ]
     return {
         "set": name,
         "photos": number,
         "simplejpeg": fast_jpeg() is not None,
         "images_per_second": {method: number / seconds for method, seconds in best.items()},
         "ratio": {method: best["pillow"] / seconds for method, seconds in best.items()},
-        "difference": float(np.mean(apart)),
+        "difference": float(np.mean(differences)),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passes", type=int, default=6)
-    parser.add_argument("--save", action="store_true", help="write a dated JSON into benchmarks/results")
+    parser.add_argument("--save", action="store_true", help="write a dated JSON file to benchmarks/results")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [measure("A", 120, options.passes), measure("B", 24, options.passes)]

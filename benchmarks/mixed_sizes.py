@@ -1,15 +1,15 @@
-"""Images of different sizes in one call: packed without padding, against padding to the largest with a mask.
+"""Time images of different sizes in one call: packed without padding, or padded to the largest with a mask.
 
     python -m benchmarks.mixed_sizes [--model vit-s16] [--images 16] [--runs 5] [--save]
 
-The mix is that of a photo collection at its native shapes: common aspect ratios, upright and lying, the long side
-between 128 and 384 pixels, each side rounded to whole patches. All ways use the same weights, and their outputs must
-agree before anything is timed:
+The sizes are those of a photo collection at its native shapes: common aspect ratios, portrait and landscape, the long
+side between 128 and 384 pixels, each side rounded to whole patches. All methods use the same weights, and their outputs
+must agree before anything is timed:
 
 - packed: ``model([image, ...])``
 - padded: tokens padded to the longest image of the call, with a mask over keys in the fused attention
-- one by one: a call for each image
-- NaFlex: timm's NaFlexViT, which also pads, with its key-only mask and with its patches prepared beforehand
+- one by one: one call per image
+- NaFlex: timm's NaFlexViT, which also pads, with its key-only mask and patches prepared beforehand
 """
 
 import argparse
@@ -23,26 +23,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import vitral
-from benchmarks.peers import in_naflex, naflex_input, randomise
+from benchmarks.peers import in_naflex, naflex_input, randomize
 from benchmarks.timing import describe_machine, fastest_turns, save
 
 ASPECTS = (1, 4 / 3, 3 / 2, 16 / 9, 3 / 4, 2 / 3, 9 / 16)
-COMMON = (2, 4, 4, 1, 2, 2, 1)  # how often each occurs
+FREQUENCIES = (2, 4, 4, 1, 2, 2, 1)
 
 
 def draw_sizes(count: int, patch: int, seed: int = 0) -> list[tuple[int, int]]:
-    """(height, width) of a mix of photos."""
-    random_numbers = random.Random(seed)
+    """Return (height, width) of a collection of photos."""
+    generator = random.Random(seed)
     sizes = []
     for _ in range(count):
-        long, (aspect,) = random_numbers.randint(128, 384), random_numbers.choices(ASPECTS, COMMON)
+        long, (aspect,) = generator.randint(128, 384), generator.choices(ASPECTS, FREQUENCIES)
         height, width = (long / aspect, long) if aspect >= 1 else (long, long * aspect)
         sizes.append((max(1, round(height / patch)) * patch, max(1, round(width / patch)) * patch))
     return sizes
 
 
 class Padded(nn.Module):
-    """The usual way, on the same modules: every image padded to the longest, keys of padding masked out."""
+    """The usual method on the same modules: pad every image to the longest, and mask the keys of the padding."""
 
     def __init__(self, model: vitral.ViT):
         super().__init__()
@@ -51,7 +51,7 @@ class Padded(nn.Module):
     def forward(self, images: list[Tensor]) -> Tensor:
         tokens = [self.model.embed(image[None])[0][0] for image in images]
         x = nn.utils.rnn.pad_sequence(tokens, batch_first=True)
-        lengths = torch.tensor([len(part) for part in tokens])
+        lengths = torch.tensor([len(sequence) for sequence in tokens])
         mask = (torch.arange(x.shape[1]) < lengths[:, None])[:, None, None]  # (B, 1, 1, N): over keys
         for block in self.model.blocks:
             x = x + self.attend(block.get_submodule("attention"), block.get_submodule("norm1")(x), mask)
@@ -68,9 +68,9 @@ def one_by_one(model: nn.Module, images: list[Tensor]) -> Tensor:
     return torch.cat([model(image[None]) for image in images])
 
 
-def measure(model: vitral.ViT, images: list[Tensor], what: str, runs: int) -> dict[str, Any]:
+def measure(model: vitral.ViT, images: list[Tensor], direction: str, runs: int) -> dict[str, Any]:
     naflex, prepared = in_naflex(model), naflex_input(images, model)
-    ways: dict[str, tuple[nn.Module, Callable[[], Tensor]]] = {
+    methods: dict[str, tuple[nn.Module, Callable[[], Tensor]]] = {
         "packed": (model, lambda: model(images)),
         "padded": (model, lambda: padded(images)),
         "one by one": (model, lambda: one_by_one(model, images)),
@@ -78,12 +78,12 @@ def measure(model: vitral.ViT, images: list[Tensor], what: str, runs: int) -> di
     }
     padded = Padded(model)
     with torch.no_grad():
-        for module, way in ways.values():
+        for module, way in methods.values():
             module.eval()
             torch.testing.assert_close(way(), model(images), atol=1e-4, rtol=1e-4)
 
     def turn(module: nn.Module, way: Callable[[], Tensor]) -> None:
-        if what == "forward":
+        if direction == "forward":
             with torch.no_grad():
                 way()
         else:
@@ -91,13 +91,13 @@ def measure(model: vitral.ViT, images: list[Tensor], what: str, runs: int) -> di
             module.zero_grad(set_to_none=True)
 
     turns: dict[str, Callable[[], Any]] = {
-        name: (lambda module=module, way=way: turn(module, way)) for name, (module, way) in ways.items()
+        name: (lambda module=module, way=way: turn(module, way)) for name, (module, way) in methods.items()
     }
     fastest_turns(turns, rounds=1)  # warms up
     times = [fastest_turns(turns, rounds=3, seed=run) for run in range(runs)]
-    row: dict[str, Any] = {"pass": what, "images": len(images)}
-    row["images_per_second"] = {name: len(images) / min(run[name] for run in times) for name in ways}
-    row["speed_up"] = {name: median(run[name] / run["packed"] for run in times) for name in ways if name != "packed"}
+    row: dict[str, Any] = {"pass": direction, "images": len(images)}
+    row["images_per_second"] = {name: len(images) / min(run[name] for run in times) for name in methods}
+    row["speed_up"] = {name: median(run[name] / run["packed"] for run in times) for name in methods if name != "packed"}
     return row
 
 
@@ -106,9 +106,9 @@ def main() -> None:
     parser.add_argument("--model", default="vit-s16")
     parser.add_argument("--images", type=int, default=16)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--save", action="store_true", help="write a dated JSON file to benchmarks/results")
     options = parser.parse_args()
-    model = randomise(vitral.create(options.model, activation="gelu", position_resample="bicubic-antialias"))
+    model = randomize(vitral.create(options.model, activation="gelu", position_resample="bicubic-antialias"))
     assert isinstance(model, vitral.ViT)
     sizes = draw_sizes(options.images, model.config.patch_hw[0])
     tokens = [model.config.grid(*size)[0] * model.config.grid(*size)[1] + 1 for size in sizes]
@@ -118,11 +118,14 @@ def main() -> None:
     print(f"padding to the largest would compute on {len(tokens) * max(tokens) / sum(tokens):.2f} x as many tokens")
     images = [torch.randn(3, *size) for size in sizes]
     rows = []
-    for what in ("forward", "both"):
-        rows.append(row := measure(model, images, what, options.runs))
+    for direction in ("forward", "both"):
+        rows.append(row := measure(model, images, direction, options.runs))
         rates = ", ".join(f"{name} {rate:.2f}" for name, rate in row["images_per_second"].items())
-        print(f"{what}: images per second: {rates}")
-        print(f"{what}: packed is " + ", ".join(f"{r:.2f} x {name}" for name, r in row["speed_up"].items()), flush=True)
+        print(f"{direction}: images per second: {rates}")
+        print(
+            f"{direction}: packed is " + ", ".join(f"{r:.2f} x {name}" for name, r in row["speed_up"].items()),
+            flush=True,
+        )
     if options.save:
         save("mixed_sizes", machine, [{"model": options.model, "sizes": sizes}, *rows])
 

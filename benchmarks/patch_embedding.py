@@ -1,4 +1,4 @@
-"""The patch embedding as a convolution and as a matrix product: ``python -m benchmarks.patch_embedding``."""
+"""Time the patch embedding as a convolution and as a matrix product: ``python -m benchmarks.patch_embedding``."""
 
 import torch
 import torch.nn.functional as F

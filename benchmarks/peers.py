@@ -1,7 +1,6 @@
-"""The same network in other people's code: builds a peer's model and copies our parameters into it by the rules of its
-dialect; the peer itself checks that nothing is missing or left over.
+"""Build the same network in other libraries: copy our parameters into a peer's model with the rules of its dialect.
 
-Used by the benchmarks, which compare outputs before they compare times, and by tests/parity.
+The peer itself checks that no parameter is missing or unexpected. The benchmarks and tests/parity use this module.
 """
 
 import sys
@@ -21,9 +20,8 @@ from vitral.weights.dialects.rules import Rule
 
 
 @cache
-def mend_torchvision() -> None:
-    """Where torchvision's compiled part does not fit the installed torch, its Python part works without it; timm
-    and transformers import it too."""
+def repair_torchvision() -> None:
+    """Make torchvision importable where its compiled extension does not fit torch; timm and transformers import it."""
     try:
         import_module("torchvision")
     except RuntimeError:
@@ -33,24 +31,24 @@ def mend_torchvision() -> None:
 
 
 def in_timm(model: ViT) -> nn.Module:
-    mend_torchvision()
+    repair_torchvision()
     from timm.models.vision_transformer import VisionTransformer
 
     config = model.config
     fields: dict[str, Any] = dict(
-        **timm.arguments(config),
+        **timm.model_args(config),
         in_chans=config.channels,
         num_classes=config.num_classes,
         norm_layer=lambda width, **kw: nn.LayerNorm(width, eps=config.norm_eps, **kw),
         dynamic_img_size=True,
     )
-    ahead = 0 if config.registers else int(config.has_class_token)
-    return _loaded(VisionTransformer(**fields), _renamed(model, timm.rules(config, ahead=ahead)))
+    token_rows = 0 if config.registers else int(config.has_class_token)
+    return _loaded(VisionTransformer(**fields), _renamed(model, timm.rules(config, token_rows=token_rows)))
 
 
 def in_naflex(model: ViT) -> nn.Module:
-    """timm's network for mixed sizes: pads to the longest image and masks keys."""
-    mend_torchvision()
+    """Return timm's network for mixed sizes, which pads to the longest image and masks keys."""
+    repair_torchvision()
     from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 
     config = model.config
@@ -67,7 +65,7 @@ def in_naflex(model: ViT) -> nn.Module:
         patchify_channels_last=False,
     )
     peer = NaFlexVit(NaFlexVitCfg(**fields), num_classes=config.num_classes)
-    theirs = _renamed(model, timm.rules(config, ahead=0))
+    theirs = _renamed(model, timm.rules(config, token_rows=0))
     theirs["embeds.cls_token"] = theirs.pop("cls_token")
     theirs["embeds.pos_embed"] = theirs.pop("pos_embed").unflatten(1, config.table_grid)
     theirs["embeds.proj.weight"] = theirs.pop("patch_embed.proj.weight").flatten(1)
@@ -76,20 +74,20 @@ def in_naflex(model: ViT) -> nn.Module:
 
 
 def naflex_input(images: list[Tensor], model: ViT) -> dict[str, Tensor]:
-    """What timm's collator gives: patches padded to the longest image, their coordinates, and which are real."""
+    """Return what timm's collator returns: padded patches, their coordinates, and which are not padding."""
     patches = [cut(image[None], model.patches.patch_hw).flatten(2)[0] for image in images]
     grids = [model.config.grid(*image.shape[1:]) for image in images]
-    places = [torch.cartesian_prod(torch.arange(rows), torch.arange(columns)) for rows, columns in grids]
-    lengths = torch.tensor([len(part) for part in patches])
+    coordinates = [torch.cartesian_prod(torch.arange(rows), torch.arange(columns)) for rows, columns in grids]
+    lengths = torch.tensor([len(sequence) for sequence in patches])
     return {
         "patches": nn.utils.rnn.pad_sequence(patches, batch_first=True),
-        "patch_coord": nn.utils.rnn.pad_sequence(places, batch_first=True),
+        "patch_coord": nn.utils.rnn.pad_sequence(coordinates, batch_first=True),
         "patch_valid": torch.arange(int(lengths.max())) < lengths[:, None],
     }
 
 
 def in_transformers(model: ViT) -> nn.Module:
-    mend_torchvision()
+    repair_torchvision()
     from transformers import ViTConfig as TheirConfig
     from transformers import ViTForImageClassification
 
@@ -126,7 +124,7 @@ class LogitsOnly(nn.Module):
 
 
 def in_torchvision(model: ViT) -> nn.Module:
-    mend_torchvision()
+    repair_torchvision()
     from torchvision.models.vision_transformer import VisionTransformer
 
     config = model.config
@@ -144,7 +142,7 @@ def in_torchvision(model: ViT) -> nn.Module:
 
 
 def in_vit_pytorch(model: ViT) -> nn.Module:
-    """The nearest that vit-pytorch has: it adds two norms in the patch embedding, so outputs cannot be equal."""
+    """Return the nearest network of vit-pytorch: two more norms in its patch embedding make the outputs differ."""
     from vit_pytorch import ViT as TheirViT
 
     config = model.config
@@ -173,13 +171,13 @@ def _loaded(peer: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     return peer
 
 
-def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Every parameter random and large enough to matter, so that nothing hides behind a zero or a whisper."""
+def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Make every parameter random and large enough to matter, so that no error hides behind a zero."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             is_matrix = name.endswith("weight") and parameter.ndim > 1
-            spread = parameter[0].numel() ** -0.5 if is_matrix else 0.3
-            noise = torch.randn(parameter.shape, generator=generator) * spread
+            std = parameter[0].numel() ** -0.5 if is_matrix else 0.3
+            noise = torch.randn(parameter.shape, generator=generator) * std
             parameter.copy_(noise + (1 if "norm" in name and name.endswith("weight") else 0))
     return model

@@ -1,4 +1,4 @@
-"""Writes the newest of ``benchmarks/results`` into the README: ``python -m benchmarks.table``."""
+"""Write the newest of ``benchmarks/results`` into the README: ``python -m benchmarks.table``."""
 
 import json
 from pathlib import Path
@@ -28,8 +28,8 @@ def forward_table() -> str:
     ]
     for row in sorted(result["rows"], key=lambda row: (row["pass"] != "forward", "b16" in row["model"], row["batch"])):
         peers = " | ".join(f"{row['peers'][peer]:.2f}" for peer in PEERS)
-        what = f"{row['model']}, {PASSES[row['pass']]}"
-        lines.append(f"| {what} | {row['batch']} | {row['milliseconds']:.0f} | {peers} | {row['a_a']:.2f} |")
+        case = f"{row['model']}, {PASSES[row['pass']]}"
+        lines.append(f"| {case} | {row['batch']} | {row['milliseconds']:.0f} | {peers} | {row['a_a']:.2f} |")
     shares = [row["matmul_share"] for row in result["rows"] if row["matmul_share"]]
     lines += ["", f"The bare matrix products take {min(shares):.0%} to {max(shares):.0%} of our forward pass."]
     return "\n".join(lines)
@@ -54,7 +54,7 @@ def mixed_table() -> str:
 
 
 def write_readme(text: str) -> str:
-    """The README with the tables of the newest results between its two marks."""
+    """Return the README with the newest tables between its two markers."""
     start, end = "<!-- results -->", "<!-- end of results -->"
     before, after = text.split(start)[0], text.split(end)[1]
     return f"{before}{start}\n{forward_table()}\n\n{mixed_table()}\n{end}{after}"

@@ -1,4 +1,4 @@
-"""Timing on a noisy machine: the candidates take turns, in a new order every round, and the fastest turn counts."""
+"""Time on a noisy machine: candidates take turns, in a new order every round, and the fastest turn counts."""
 
 import json
 import platform
@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def fastest_turns(candidates: Mapping[str, Callable[[], Any]], rounds: int, seed: int = 0) -> dict[str, float]:
-    """Seconds of the fastest turn of each candidate."""
+    """Return the seconds of the fastest turn of each candidate."""
     order, shuffle = list(candidates), random.Random(seed)
     best = dict.fromkeys(candidates, float("inf"))
     for _ in range(rounds):
@@ -39,11 +39,11 @@ def describe_machine(*packages: str) -> dict[str, Any]:
 
 
 def save(name: str, machine: dict[str, Any], rows: list[dict[str, Any]], key: tuple[str, ...] = ()) -> None:
-    """Writes the results of today; with a key, rows measured earlier today stay unless they are measured again."""
+    """Write today's results. With a key, rows of an earlier run today are kept unless they are measured again."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}-{machine['date']}.json"
     if key and path.exists():
-        before = json.loads(path.read_text())["rows"]
+        earlier = json.loads(path.read_text())["rows"]
         measured = {tuple(row[field] for field in key) for row in rows}
-        rows = [row for row in before if tuple(row[field] for field in key) not in measured] + rows
+        rows = [row for row in earlier if tuple(row[field] for field in key) not in measured] + rows
     path.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")

@@ -1,11 +1,11 @@
-"""One step of training (forward, backward, clip, AdamW): ours beside timm's model with torch's AdamW.
+"""Time one training step (forward, backward, clip, AdamW): vitral, and timm's model with torch's AdamW.
 
     python -m benchmarks.train_step --save          # about ten minutes on 2 cores
 
-The same network, weights, batch and threads. "plain" is our float32 eager step; "default" is what ``vitral train``
-does from scratch on a CPU, its way with memory included. Each candidate has a process of its own, because
-the way with memory holds for a whole process; they take turns, and only one computes at a time. The ratio of the
-fastest turns counts, the median of several runs is reported.
+All candidates have the same network, weights, batch and threads. "plain" is our eager float32 step; "default" is the
+step of ``vitral train`` from scratch on a CPU, which also keeps freed memory. That setting applies to a whole process,
+so each candidate has its own. They take turns, and only one computes at a time. The table shows the median over several
+runs of the ratio of the fastest turns.
 """
 
 import argparse
@@ -21,20 +21,20 @@ import torch
 from torch import Tensor, nn
 
 import vitral
-from benchmarks.peers import in_timm, randomise
+from benchmarks.peers import in_timm, randomize
 from benchmarks.timing import describe_machine, save
 from vitral.devices import keep_freed_memory
-from vitral.training.config import Optim
-from vitral.training.mixing import as_targets, soft_loss
+from vitral.training.config import ResolvedOptim
+from vitral.training.mixing import soft_loss, soft_targets
 from vitral.training.optimizer import Optimizer
 
 CASES = [("vit-s16", 8), ("vit-ti16", 16), ("vit-nano4", 128), ("vit-pico7", 128)]
-WHO = ("timm", "plain", "default")
+CANDIDATES = ("timm", "plain", "default")
 
 
-def our_step(model: vitral.ViT, images: Tensor, labels: Tensor) -> Callable[[], float]:
-    optimizer = Optimizer(model, Optim(name="adamw", lr=1e-4), peak=1e-4)
-    targets = as_targets(labels, model.config.num_classes, 0.0)
+def vitral_step(model: vitral.ViT, images: Tensor, labels: Tensor) -> Callable[[], float]:
+    optimizer = Optimizer(model, ResolvedOptim(name="adamw", lr=1e-4, layer_decay=1.0))
+    targets = soft_targets(labels, model.config.num_classes, 0.0)
     parameters = list(model.parameters())
 
     def step() -> float:
@@ -65,14 +65,14 @@ def timm_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], 
 
 
 def work(who: str, name: str, batch: int) -> None:
-    """A candidate: says its first loss, then takes a turn for every line that it reads."""
+    """Run a candidate: print its first loss, then take a turn and print its seconds for every line of input."""
     if who == "default":
         keep_freed_memory()
     torch.manual_seed(0)
-    model = randomise(vitral.create(name, activation="gelu", num_classes=100)).train()
+    model = randomize(vitral.create(name, activation="gelu", num_classes=100)).train()
     assert isinstance(model, vitral.ViT)
     images, labels = torch.randn(batch, 3, *model.config.image_hw), torch.randint(0, 100, (batch,))
-    step = timm_step(in_timm(model).train(), images, labels) if who == "timm" else our_step(model, images, labels)
+    step = timm_step(in_timm(model).train(), images, labels) if who == "timm" else vitral_step(model, images, labels)
     print(step(), flush=True)
     step()
     for _ in sys.stdin:
@@ -82,6 +82,8 @@ def work(who: str, name: str, batch: int) -> None:
 
 
 class Candidate:
+    """A candidate in a process of its own."""
+
     def __init__(self, who: str, name: str, batch: int):
         command = [sys.executable, "-m", "benchmarks.train_step", "--worker", who, name, str(batch)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -104,13 +106,13 @@ class Candidate:
 
 
 def measure(name: str, batch: int, runs: int, seconds: float) -> dict[str, Any]:
-    candidates = {who: Candidate(who, name, batch) for who in WHO}
+    candidates = {who: Candidate(who, name, batch) for who in CANDIDATES}
     losses = [candidate.first_loss for candidate in candidates.values()]
     assert max(losses) - min(losses) < 1e-3, losses  # the same step
     rounds = max(2, min(60, round(seconds / candidates["timm"].turn())))
-    times, order, shuffle = [], list(WHO), Random(0)
+    times, order, shuffle = [], list(CANDIDATES), Random(0)
     for _ in range(runs):
-        best = dict.fromkeys(WHO, float("inf"))
+        best = dict.fromkeys(CANDIDATES, float("inf"))
         for _ in range(rounds):
             shuffle.shuffle(order)
             for who in order:
@@ -118,8 +120,8 @@ def measure(name: str, batch: int, runs: int, seconds: float) -> dict[str, Any]:
         times.append(best)
     for candidate in candidates.values():
         candidate.end()
-    ratios = {who: median(run["timm"] / run[who] for run in times) for who in WHO if who != "timm"}
-    milliseconds = {who: min(run[who] for run in times) * 1e3 for who in WHO}
+    ratios = {who: median(run["timm"] / run[who] for run in times) for who in CANDIDATES if who != "timm"}
+    milliseconds = {who: min(run[who] for run in times) * 1e3 for who in CANDIDATES}
     return {"model": name, "batch": batch, "milliseconds": milliseconds, "ratio": ratios}
 
 
@@ -127,13 +129,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--turn-seconds", type=float, default=5.0)
-    parser.add_argument("--worker", nargs=3, metavar=("WHO", "MODEL", "BATCH"), help=argparse.SUPPRESS)
-    parser.add_argument("--save", action="store_true", help="write a dated JSON into benchmarks/results")
+    parser.add_argument("--worker", nargs=3, metavar=("CANDIDATES", "MODEL", "BATCH"), help=argparse.SUPPRESS)
+    parser.add_argument("--save", action="store_true", help="write a dated JSON file to benchmarks/results")
     options = parser.parse_args()
     if options.worker:
         who, name, batch = options.worker
         return work(who, name, int(batch))
-    print("| model | batch | timm, ms | ours, ms | float32, by timm's time | default |\n|---|---|---|---|---|---|")
+    print("| model | batch | timm, ms | vitral, ms | plain | default |\n|---|---|---|---|---|---|")
     rows = []
     for name, batch in CASES:
         row = measure(name, batch, options.runs, options.turn_seconds)

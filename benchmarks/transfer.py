@@ -1,11 +1,10 @@
-"""Transfer of really pretrained weights to few pictures: nearest neighbours, few-shot regression, and training of the
-head, by LoRA, and of everything, on 500 pictures of CIFAR-10 (50 a class).
+"""Transfer pretrained weights to 500 images of CIFAR-10 (50 per class): nearest neighbors, few-shot regression, and
+training of the head, of LoRA weights, or of everything.
 
     python -m benchmarks.transfer SHARDS WEIGHTS --save      # about 12 minutes on 2 cores
 
-SHARDS is CIFAR-10 as tar shards, WEIGHTS any checkpoint that vitral reads. Training takes what ``vitral train --from``
-decides, but 300 steps. Every row is measured on the same 2,000 test
-pictures (200 a class), which nothing else has seen.
+SHARDS is CIFAR-10 as tar shards, WEIGHTS any checkpoint that vitral reads. Training uses the settings that
+``vitral train --from`` chooses, but 300 steps. Every row is evaluated on the same 2,000 test images (200 per class).
 """
 
 import argparse
@@ -22,45 +21,46 @@ from vitral.training.events import Baseline, Finished
 
 STEPS = 300
 SHOTS = (1, 5, 10, 25, 50)
-WAYS: dict[str, dict[str, Any]] = {
+METHODS: dict[str, dict[str, Any]] = {
     "head": {"tune.what": "head"},
     "LoRA": {"tune.what": "lora"},
     "all": {"tune.what": "all"},
 }
 
 
-def write_part(shards: str, folder: Path, train: int, test: int) -> Path:
-    """The first few pictures of each class, as class folders."""
+def write_subset(shards: str, folder: Path, train: int, test: int) -> Path:
+    """Write the first images of each class as class folders."""
     data = open_dataset(shards)
     for split, each in (("train", train), ("test", test)):
-        taken = dict.fromkeys(range(len(data.classes)), 0)
+        written = dict.fromkeys(range(len(data.classes)), 0)
         for item in data.splits[split]:
-            _take(item, folder / split, data.classes, taken, each)
+            _write_image(item, folder / split, data.classes, written, each)
     return folder
 
 
-def _take(item: Item, folder: Path, classes: tuple[str, ...], taken: dict[int, int], most: int) -> None:
+def _write_image(item: Item, folder: Path, classes: tuple[str, ...], written: dict[int, int], limit: int) -> None:
     assert isinstance(item.label, int)
-    if taken[item.label] < most:
-        place = folder / classes[item.label]
-        place.mkdir(parents=True, exist_ok=True)
+    if written[item.label] < limit:
+        class_folder = folder / classes[item.label]
+        class_folder.mkdir(parents=True, exist_ok=True)
         content = item.source.read()
         assert isinstance(content, bytes)
-        (place / f"{taken[item.label]:04d}.png").write_bytes(content)
-        taken[item.label] += 1
+        (class_folder / f"{written[item.label]:04d}.png").write_bytes(content)
+        written[item.label] += 1
 
 
 def train_one(data: Path, weights: str, out: Path, size: int, **settings: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    given = {"from_weights": weights, "image_size": size, "steps": STEPS, **settings}
-    for event in vitral.train_events(data, out=out, **given):  # type: ignore[operator]
+    result: dict[str, Any] = {}
+    for event in vitral.train_events(data, from_=weights, out=out, image_size=size, steps=STEPS, **settings):
         if isinstance(event, Baseline):
-            print(f"before training: kNN {event.knn:.1%}, few-shot {event.few_shot:.1%} of the validation", flush=True)
+            print(
+                f"before training: kNN {event.knn:.1%}, few-shot {event.few_shot:.1%} on the validation split",
+                flush=True,
+            )
         if isinstance(event, Finished):
-            held = event.test
-            found = {name: held[name] for name in ("top1", "top1_low", "top1_high")}
-            found["seconds"] = event.train_seconds
-    return found
+            result = {name: event.test[name] for name in ("top1", "top1_low", "top1_high")}
+            result["seconds"] = event.train_seconds
+    return result
 
 
 def main() -> None:
@@ -68,30 +68,31 @@ def main() -> None:
     parser.add_argument("shards")
     parser.add_argument("weights")
     parser.add_argument("--size", type=int, default=112)
-    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS))
-    parser.add_argument("--save", action="store_true", help="write a dated JSON into benchmarks/results")
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--save", action="store_true", help="write a dated JSON file to benchmarks/results")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
 
-    def add(way: str, found: dict[str, Any]) -> None:
-        rows.append({"way": way, **found})
-        interval = f"{found['top1_low']:.1%} to {found['top1_high']:.1%}"
-        print(f"| {way} | {found['top1']:.1%} | {interval} | {found['seconds']:.0f} s |", flush=True)
+    def add(method: str, result: dict[str, Any]) -> None:
+        rows.append({"method": method, **result})
+        interval = f"{result['top1_low']:.1%} to {result['top1_high']:.1%}"
+        print(f"| {method} | {result['top1']:.1%} | {interval} | {result['seconds']:.0f} s |", flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
-        data = write_part(options.shards, Path(folder) / "cifar10-500", train=50, test=200)
+        data = write_subset(options.shards, Path(folder) / "cifar10-500", train=50, test=200)
         start = vitral.load(options.weights, image_size=options.size)
-        found = vitral.evaluate(start, data, cache=False, knn=10, few_shot=SHOTS)
-        assert found.images_per_second is not None
-        assert found.knn is not None
-        assert found.few_shot is not None
-        scores = {"10 nearest neighbours": found.knn["top1"]}
-        scores |= {f"few-shot, {one['shots']} a class": one["top1"] for one in found.few_shot["each"]}
-        for way, top1 in scores.items():
+        features = vitral.evaluate(start, data, cache=False, knn=10, few_shot=SHOTS)
+        assert features.images_per_second is not None
+        assert features.knn is not None
+        assert features.few_shot is not None
+        scores = {"10 nearest neighbors": features.knn["top1"]}
+        scores |= {f"few-shot, {result['shots']} per class": result["top1"] for result in features.few_shot["each"]}
+        seconds = 2500 / features.images_per_second
+        for method, top1 in scores.items():
             low, high = wilson(top1 * 2000, 2000)
-            add(way, {"top1": top1, "top1_low": low, "top1_high": high, "seconds": 2500 / found.images_per_second})
-        for way in options.ways:
-            add(way, train_one(data, options.weights, Path(folder) / way, options.size, **WAYS[way]))
+            add(method, {"top1": top1, "top1_low": low, "top1_high": high, "seconds": seconds})
+        for method in options.methods:
+            add(method, train_one(data, options.weights, Path(folder) / method, options.size, **METHODS[method]))
     if options.save:
         save("transfer", describe_machine(), rows)
 

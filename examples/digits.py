@@ -1,4 +1,4 @@
-"""Writes ten of the built-in held-out digits as picture files, one of each: something to predict.
+"""Write one test image of each built-in digit as a file, to predict.
 
 python examples/digits.py FOLDER
 """
@@ -14,8 +14,8 @@ from vitral.data.sources import open_dataset
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     data = open_dataset("builtin:digits")
-    chosen = {item.label: item for item in data.splits["test"]}
-    for label, item in chosen.items():
+    items = {item.label: item for item in data.splits["test"]}
+    for label, item in items.items():
         assert isinstance(label, int)
         pixels = item.source.read()
         assert not isinstance(pixels, bytes)

@@ -1,6 +1,6 @@
-"""One image walks through a small Vision Transformer: the shape after every step.
+"""Follow one image through a small Vision Transformer and print the shape after every step.
 
-Run it with ``python examples/walk.py``, or ``python examples/walk.py vit-b16`` for another model.
+Run `python examples/walk.py`, or `python examples/walk.py vit-b16` for another model.
 """
 
 import sys
@@ -17,33 +17,33 @@ from vitral.model.patches import cut
 
 
 def walk(model: vitral.ViT, image: Tensor) -> Iterator[tuple[str, str, Tensor]]:
-    """What happens, how the paper writes it, and what comes out."""
-    original = image
+    """Yield each step, its formula in the paper, and its output."""
     yield "an image", "x", image
+    maps = image
     if model.patches.stem is not None:
-        image = model.patches.stem(image)
-        yield "a ResNet goes first", "feature map", image
-    patches = cut(image, model.patches.patch_hw).flatten(2)
+        maps = model.patches.stem(image)
+        yield "run a ResNet first", "feature map", maps
+    patches = cut(maps, model.patches.patch_hw).flatten(2)
     yield "cut into flat patches", "x_p", patches
     tokens = model.patches.project(patches)
-    yield "each mapped to a token", "x_p E", tokens
+    yield "project each to a token", "x_p E", tokens
     tokens = model.prepend_extras(tokens)
-    yield "the class token goes first", "[x_class; x_p E]", tokens
-    tokens, packing = model.embed(original)
-    yield "positions are added", "z_0 = [x_class; x_p E] + E_pos", tokens
+    yield "prepend the class token", "[x_class; x_p E]", tokens
+    tokens, packing = model.embed(image)
+    yield "add positions", "z_0 = [x_class; x_p E] + E_pos", tokens
     norm1, attention, norm2, mlp = (model.blocks[0].get_submodule(n) for n in ("norm1", "attention", "norm2", "mlp"))
     attended = tokens + attention(norm1(tokens), packing)
-    yield "tokens look at each other", "z'_1 = MSA(LN(z_0)) + z_0", attended
+    yield "attend to all tokens", "z'_1 = MSA(LN(z_0)) + z_0", attended
     tokens = attended + mlp(norm2(attended))
-    yield "each token by itself", "z_1 = MLP(LN(z'_1)) + z'_1", tokens
+    yield "transform each token", "z_1 = MLP(LN(z'_1)) + z'_1", tokens
     for block in model.blocks[1:]:
         tokens = block(tokens, packing)
-    yield f"the same in blocks 2 to {len(model.blocks)}", "z_L", tokens
+    yield f"repeat in blocks 2 to {len(model.blocks)}", "z_L", tokens
     tokens = model.norm(tokens)
-    yield "the last norm", "LN(z_L)", tokens
+    yield "normalize", "LN(z_L)", tokens
     pooled = model.pool(tokens, packing)
-    yield "one vector for the image", "y = LN(z_L^0)", pooled
-    yield "logits", "head(y)", model.head(model.representation(pooled))
+    yield "pool to one vector", "y = LN(z_L^0)", pooled
+    yield "classify: logits", "head(y)", model.head(model.representation(pooled))
 
 
 def main(name: str = "vit-pico7") -> None:
@@ -56,10 +56,10 @@ def main(name: str = "vit-pico7") -> None:
         for step, formula, result in steps:
             table.add_row(step, Text(formula), " x ".join(map(str, result.shape)))
         if not torch.allclose(steps[-2][2], model.features(image).pooled, atol=1e-5):
-            sys.exit("the walk and the model disagree")
+            sys.exit("The steps and the model give different features.")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     console = Console()
-    console.print(f"An image walks through {name} with 10 classes, {parameters:,} parameters\n", style="bold")
+    console.print(f"One image through {name}: 10 classes, {parameters:,} parameters\n", style="bold")
     console.print(table)
     console.print()
 

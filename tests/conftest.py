@@ -1,4 +1,4 @@
-"""Small networks for the tests, with every parameter random so that nothing hides behind a zero."""
+"""Build small networks for the tests, with random parameters so that no error hides behind a zero."""
 
 import atexit
 import os
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.peers import randomise
+from benchmarks.peers import randomize
 from vitral import ViT, ViTConfig
 
 SMALL: dict[str, Any] = dict(
@@ -22,14 +22,14 @@ def small_config(**overrides: Any) -> ViTConfig:
 
 
 def small_model(**overrides: Any) -> ViT:
-    model = randomise(ViT(small_config(**overrides))).eval()
+    model = randomize(ViT(small_config(**overrides))).eval()
     assert isinstance(model, ViT)
     return model
 
 
-torch.set_num_threads(1)  # the tests run side by side,
-os.environ["OMP_NUM_THREADS"] = "1"  # and so do the commands that they start
-os.environ["VITRAL_CACHE"] = tempfile.mkdtemp(prefix="vitral-tests-")  # nobody's own cache is touched
+torch.set_num_threads(1)  # the tests run in parallel,
+os.environ["OMP_NUM_THREADS"] = "1"  # and so do the commands that they run
+os.environ["VITRAL_CACHE"] = tempfile.mkdtemp(prefix="vitral-tests-")  # never the user's cache
 atexit.register(shutil.rmtree, os.environ["VITRAL_CACHE"], ignore_errors=True)
 
 

@@ -1,16 +1,19 @@
-"""vitral: build, train, measure, look into and exchange Vision Transformers.
+"""vitral: build, train, evaluate, inspect and exchange Vision Transformers.
 
-The names below are the public face. They are loaded when first used, so that ``import vitral`` and ``vitral --help``
-never wait for torch.
+The public names are loaded on first use, so that `import vitral` and `vitral --help` do not wait for torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
+    from vitral.api import export as export
+    from vitral.api import train as train
     from vitral.api import train_events as train_events
+    from vitral.data.scan import scan as scan
     from vitral.errors import ConfigError as ConfigError
     from vitral.errors import DataError as DataError
+    from vitral.errors import MissingError as MissingError
     from vitral.errors import VitralError as VitralError
     from vitral.errors import WeightsError as WeightsError
     from vitral.evaluation.evaluator import evaluate as evaluate
@@ -26,77 +29,58 @@ if TYPE_CHECKING:
     from vitral.model.network import create as create
     from vitral.model.recording import record_attention as record_attention
     from vitral.model.vit import ViT as ViT
+    from vitral.planning import plan as plan
     from vitral.preprocess import Preprocess as Preprocess
     from vitral.report.page import write_report as write_report
+    from vitral.runs import Run as Run
+    from vitral.studies.runner import run_study as run_study
     from vitral.suites.runner import run_suite as run_suite
     from vitral.weights.checkpoint import Checkpoint as Checkpoint
     from vitral.weights.checkpoint import LoadReport as LoadReport
+    from vitral.weights.convert import convert as convert
+    from vitral.weights.describing import describe as describe
     from vitral.weights.load import load as load
     from vitral.weights.save import save as save
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "BiT": "model.bit",
-    "BiTConfig": "model.bit_config",
-    "Checkpoint": "weights.checkpoint",
-    "ConfigError": "errors",
-    "ConvStem": "model.config",
-    "DataError": "errors",
-    "Evaluation": "evaluation.results",
-    "Features": "model.features",
-    "LoadReport": "weights.checkpoint",
-    "Prediction": "inference.predictor",
-    "Predictor": "inference.predictor",
-    "Preprocess": "preprocess",
-    "ResNetStem": "model.config",
-    "ViT": "model.vit",
-    "ViTConfig": "model.config",
-    "VitralError": "errors",
-    "WeightsError": "errors",
-    "create": "model.network",
-    "evaluate": "evaluation.evaluator",
-    "load": "weights.load",
-    "record_attention": "model.recording",
-    "run_suite": "suites.runner",
-    "save": "weights.save",
-    "train_events": "api",
-    "write_report": "report.page",
+_MODULES = {
+    "api": ("export", "train", "train_events"),
+    "data.scan": ("scan",),
+    "errors": ("ConfigError", "DataError", "MissingError", "VitralError", "WeightsError"),
+    "evaluation.evaluator": ("evaluate",),
+    "evaluation.results": ("Evaluation",),
+    "inference.predictor": ("Prediction", "Predictor"),
+    "model.bit": ("BiT",),
+    "model.bit_config": ("BiTConfig",),
+    "model.config": ("ConvStem", "ResNetStem", "ViTConfig"),
+    "model.features": ("Features",),
+    "model.network": ("create",),
+    "model.recording": ("record_attention",),
+    "model.vit": ("ViT",),
+    "planning": ("plan",),
+    "preprocess": ("Preprocess",),
+    "report.page": ("write_report",),
+    "runs": ("Run",),
+    "studies.runner": ("run_study",),
+    "suites.runner": ("run_suite",),
+    "weights.checkpoint": ("Checkpoint", "LoadReport"),
+    "weights.convert": ("convert",),
+    "weights.describing": ("describe",),
+    "weights.load": ("load",),
+    "weights.save": ("save",),
 }
-__all__ = [
-    "BiT",
-    "BiTConfig",
-    "Checkpoint",
-    "ConfigError",
-    "ConvStem",
-    "DataError",
-    "Evaluation",
-    "Features",
-    "LoadReport",
-    "Prediction",
-    "Predictor",
-    "Preprocess",
-    "ResNetStem",
-    "ViT",
-    "ViTConfig",
-    "VitralError",
-    "WeightsError",
-    "__version__",
-    "create",
-    "evaluate",
-    "load",
-    "record_attention",
-    "run_suite",
-    "save",
-    "train_events",
-    "write_report",
-]
+_MODULE_OF = {name: f"vitral.{module}" for module, names in _MODULES.items() for name in names}
+
+__all__ = sorted([*_MODULE_OF, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name == "data":  # a package with public names of its own
+        return import_module("vitral.data")
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'vitral' has no attribute {name!r}")
-    return getattr(import_module(f"vitral.{_HOME[name]}"), name)
+    return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,24 +1,178 @@
-"""The public functions that combine packages."""
+"""The public functions that combine packages: train, train_events and export."""
 
-from collections.abc import Iterator
+import inspect
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from vitral.training.entry import train as begin_training
+from vitral.console.training import Ending, show_progress
+from vitral.exporting.exporter import Exported, check_target
+from vitral.exporting.exporter import export as export_checkpoint
+from vitral.inference.loaded_model import open_checkpoint
+from vitral.report.page import write_report
+from vitral.report.tensorboard import has_curves, with_tensorboard
+from vitral.runs import Run
+from vitral.training import entry
 from vitral.training.events import Event, Finished, Measuring
 
+if TYPE_CHECKING:
+    from torch import nn
 
+    from vitral.weights.checkpoint import Checkpoint
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_SETTING_NAMES = {"from_": "from", "lr": "optim.lr"}
+"""Settings that have a shorter name in Python."""
+
+
+def train(
+    data: str | Path | None = None,
+    *,
+    from_: str | Path | None = None,
+    model: "str | nn.Module | None" = None,
+    recipe: str | None = None,
+    config: str | Path | None = None,
+    out: str | Path | None = None,
+    val: str | Path | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    minutes: float | None = None,
+    batch_size: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    lr: float | None = None,
+    tune: str | Mapping[str, Any] | None = None,
+    objective: str | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    workers: int | None = None,
+    resume: str | Path | None = None,
+    tensorboard: bool = False,
+    progress: bool = True,
+    **settings: Any,
+) -> Run:
+    """Train on a dataset, show progress on standard error, and return the finished run.
+
+    Options you omit are chosen automatically; the report of the run lists every choice with its reason.
+    Raise KeyboardInterrupt on Ctrl-C, after the state is saved and the command that resumes the run is printed.
+
+        run = vitral.train("photos/", from_="hf:google/vit-base-patch16-224", minutes=10)
+        print(run.test.top1, run.report)
+
+    Parameters
+    ----------
+    data, val: a folder of class folders, a table, tar shards, hf:OWNER/NAME or builtin:digits; test on `val` if set
+    from_: the checkpoint to start from: a run folder, a weights file, a shipped name or hf:OWNER/NAME
+    model: the architecture to train from scratch, such as "vit-s16", or a ViT of your own (a module with a ViTConfig)
+    recipe, config: the name of a recipe and a TOML file with settings; keyword arguments override both
+    out, resume: the run folder to create, or the one to continue
+    epochs, steps, minutes: the length of the run; pass one of them
+    batch_size, image_size, lr, seed: images per step, pixels (or height and width), peak learning rate, random seed
+    tune: the weights to train: "all", "head", "last-blocks" or "lora"
+    objective: "classify", or "masked-patches" to pretrain without labels
+    device, precision, workers: "cuda:1", "bfloat16", processes that load images
+    tensorboard, progress: write TensorBoard curves; show progress
+    settings: any other setting of TrainConfig; a section takes a dict, such as optim=dict(weight_decay=0.1)
+    """
+    named: dict[str, Any] = dict(from_=from_, model=model, recipe=recipe, config=config, out=out, val=val, lr=lr)
+    named |= dict(epochs=epochs, steps=steps, minutes=minutes, batch_size=batch_size, image_size=image_size)
+    named |= dict(tune=tune, objective=objective, seed=seed, device=device, precision=precision, workers=workers)
+    events = _start(data, named | settings | dict(resume=resume, tensorboard=tensorboard))
+    return _finished_run(show_progress(events, "human" if progress else "quiet"))
+
+
+def _same_options(source: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Give a function the parameters of another one, for type checkers and for help()."""
+
+    def decorate(function: Callable[..., R]) -> Callable[P, R]:
+        signature = inspect.signature(source)
+        parameters = [parameter for name, parameter in signature.parameters.items() if name != "progress"]
+        returns = inspect.signature(function).return_annotation
+        vars(function)["__signature__"] = signature.replace(parameters=parameters, return_annotation=returns)
+        return function
+
+    return decorate
+
+
+@_same_options(train)
 def train_events(data: str | Path | None = None, **options: Any) -> Iterator[Event]:
-    """Train, and yield what happens as events; the report is written before the last one."""
-    return with_report(begin_training(data, **options))
+    """Train with the options of vitral.train, and yield the events of the run instead of showing them.
+
+    Nothing is trained before the first event is requested. The last event is Finished or Interrupted.
+
+        for event in vitral.train_events("photos/", model="vit-s16"):
+            if isinstance(event, vitral.training.events.EpochEnded):
+                print(event.epoch, event.top1)
+    """
+    return _start(data, options)
 
 
-def with_report(events: Iterator[Event]) -> Iterator[Event]:
-    """Yield the same events; write the report before the last one."""
-    from vitral.report.page import write_report
+def _start(data: str | Path | None, options: dict[str, Any]) -> Iterator[Event]:
+    """Return the events of a run, which also write its report and, if requested, its curves."""
+    passed = {_SETTING_NAMES.get(name, name): value for name, value in options.items() if value is not None}
+    if isinstance(passed.get("tune"), str):
+        passed["tune.what"] = passed.pop("tune")
+    has_curves_already = "resume" in passed and has_curves(Path(passed["resume"]))
+    wants_curves = passed.pop("tensorboard", False) or has_curves_already
+    events = entry.train_events(data, **passed)
+    return _with_report(with_tensorboard(events) if wants_curves else events)
 
+
+def _with_report(events: Iterator[Event]) -> Iterator[Event]:
+    """Yield the same events, and write the report before the last one."""
     for event in events:
         if isinstance(event, Finished):
             yield Measuring(what="writing the report", done=0, total=1)
             write_report(event.folder)
         yield event
+
+
+def _finished_run(ending: Ending | None) -> Run:
+    """Return the run that finished; leave as Ctrl-C or the signal would if it was interrupted."""
+    assert ending is not None
+    if isinstance(ending, Finished):
+        return Run.open(ending.folder)
+    if ending.signal == signal.SIGINT:
+        raise KeyboardInterrupt(f"Interrupted at step {ending.step}. Resume with: {ending.resume}")
+    raise SystemExit(128 + ending.signal)
+
+
+def export(
+    model: "str | Path | Checkpoint",
+    path: str | Path | None = None,
+    *,
+    to: str,
+    image_size: int | tuple[int, int] | None = None,
+    overwrite: bool = False,
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> Exported:
+    """Export a model to a file for other runtimes, and keep the file only if its outputs equal the model's.
+
+        vitral.export("runs/photos-1", "photos.onnx", to="onnx")
+
+    Parameters
+    ----------
+    model: a run folder, a weights file, a shipped name, hf:OWNER/NAME, or a Checkpoint
+    path: the file to write; by default the model's name in the current folder
+    to: "onnx" for most runtimes, or "pt2" for torch.export
+    image_size: another input size than the model was trained at
+    overwrite: replace the file if it exists
+    on_stage: called with the name of each stage
+    """
+    path = Path(f"{_name_of(model)}.{to}") if path is None else path
+    check_target(to, path, overwrite)
+    on_stage("loading")
+    checkpoint, _ = open_checkpoint(model, image_size)
+    return export_checkpoint(checkpoint, path, to=to, overwrite=overwrite, on_stage=on_stage)
+
+
+def _name_of(model: "str | Path | Checkpoint") -> str:
+    """Return a file name for a model: runs/photos -> photos, vit.safetensors -> vit, hf:google/vit -> vit."""
+    if not isinstance(model, str | Path):
+        return "model"
+    text = str(model).removeprefix("hf:").removesuffix(":img")
+    path = Path(os.path.abspath(text))  # not resolved: a link of a cache points to a hash
+    return path.stem if path.is_file() else path.name

@@ -3,10 +3,12 @@
 import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 from vitral.errors import VitralError, WeightsError
@@ -38,6 +40,43 @@ def atomic_path(path: Path, error: type[VitralError] = WeightsError) -> Iterator
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_files(path: Path, error: type[VitralError] = WeightsError) -> Iterator[Path]:
+    """Yield a path of the same name in a temporary folder; on success, move every file written there beside the target.
+
+    For formats that write several files: the target itself is moved last, so that it never refers to a missing one.
+    """
+    path = path.resolve()  # a link stays; its target is replaced
+    try:
+        with TemporaryDirectory(prefix=".write-", dir=path.parent, ignore_cleanup_errors=True) as folder:
+            yield Path(folder) / path.name
+            for written in sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name):
+                flush_to_disk(written)
+                written.replace(path.with_name(written.name))
+    except OSError as cause:
+        raise error(f"Cannot write {path}: {cause.strerror or cause}.") from cause
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside the target and rename it to the target on success.
+
+    A target that exists by then, because another process wrote the same, is kept.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        try:
+            temporary.rename(path)
+        except OSError:
+            if not path.is_dir():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _safetensors_error() -> type[Exception]:

@@ -1,4 +1,4 @@
-"""The run folder: the only place that knows the names of its files."""
+"""The run folder: the only module that knows the names of its files."""
 
 import csv
 import json
@@ -10,39 +10,76 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitral.errors import ConfigError
-from vitral.files import try_lock
+from vitral.files import atomic_path, try_lock, write_json, write_text
+
+if TYPE_CHECKING:
+    from vitral.weights.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TestScores:
+    """The scores of a run on its test split."""
+
+    top1: float | None
+    """Accuracy from 0 to 1; None if pixels were predicted."""
+    top5: float | None
+    loss: float
+    images: int
+    details: Mapping[str, Any]
+    """Everything under `test` in report.json."""
 
 
 class Run:
     """A training run on disk."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: str | Path):
+        self.folder = folder = Path(folder)
         self.config = folder / "config.toml"
         self.manifest = folder / "manifest.json"
         self.metrics = folder / "metrics.csv"
+        self.losses = folder / "losses.csv"
         self.model = folder / "model.safetensors"
         self.adapter = folder / "adapter.safetensors"
-        self.state = folder / "state"
-        self.report = folder / "report.json"
-        self.page = folder / "report.html"
-        self.card = folder / "card.md"
-        self.losses = folder / "losses.csv"
-        self.plots = folder / "plots"
         self.masking = folder / "masking.safetensors"
+        self.state = folder / "state"
+        self.results = folder / "report.json"
+        self.report = folder / "report.html"
+        self.card = folder / "card.md"
+        self.plots = folder / "plots"
         self.tensorboard = folder / "tensorboard"
         self.skipped = folder / "skipped.txt"
         self.log = folder / "log.txt"
         self.lock = folder / ".lock"
 
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
+    @property
+    def test(self) -> TestScores:
+        """Return the scores on the test split. ConfigError if the run is not finished."""
+        scores = self.read_report().get("test")
+        if scores is None:
+            raise ConfigError(f"{self.folder} is not finished.", hint=f"Run: vitral train --resume {self.folder}")
+        names = ("top1", "top5", "loss", "images")
+        return TestScores(**{name: scores.get(name) for name in names}, details=scores)
+
+    def checkpoint(self) -> "Checkpoint":
+        """Load the trained model, with its preprocessing and labels."""
+        from vitral.weights.load import load
+
+        return load(self.trained_model())
+
+    # ---- folders ----
+
     @classmethod
     def create(cls, folder: Path | None, data: str, model: str) -> "Run":
-        """A new folder; an existing run is never written over."""
+        """Create a new folder; existing runs are never overwritten."""
         try:
             if folder is None:
                 return cls(_next_folder(f"{data}-{model}".replace("/", "-")))
@@ -52,62 +89,59 @@ class Run:
                 return cls(folder)
             cls.check_free(folder)
         except OSError as error:
-            raise ConfigError(f"The run folder {folder or 'runs'} cannot be made: {error.strerror}.") from error
+            raise ConfigError(f"Cannot create the run folder {folder or 'runs'}: {error.strerror}.") from error
         return cls(folder)
 
     @classmethod
     def check_free(cls, folder: Path) -> None:
-        """ConfigError where something is in the way of a new run."""
+        """Raise ConfigError if a new run cannot use this folder."""
         try:
             is_taken = folder.exists() and any(path != cls(folder).lock for path in folder.iterdir())
         except OSError as error:
-            raise ConfigError(f"The run folder {folder} cannot be made: {error.strerror}.") from error
+            raise ConfigError(f"Cannot create the run folder {folder}: {error.strerror}.") from error
         if is_taken:
-            unfinished = cls.is_run(folder) and not cls(folder).report.is_file()
-            on = f", or go on with it: vitral train --resume {folder}" if unfinished else "."
+            is_unfinished = cls.is_run(folder) and not cls(folder).results.is_file()
+            resume = f", or resume it: vitral train --resume {folder}" if is_unfinished else "."
             raise ConfigError(
-                f"{folder} is there already, and a run never overwrites another.", hint=f"Give another --out{on}"
+                f"{folder} already exists; runs are never overwritten.", hint=f"Pass another --out{resume}"
             )
 
     @classmethod
     def is_run(cls, folder: Path) -> bool:
         return cls(folder).config.is_file()
 
-    def trained_model(self) -> Path:
-        if not self.model.is_file():
-            raise ConfigError(
-                f"{self.folder} has no model yet: its first epoch has not ended.",
-                hint=f"Go on with it: vitral train --resume {self.folder}",
-            )
-        return self.model
-
     @classmethod
     def open(cls, folder: Path) -> "Run":
         run = cls(folder)
         if not run.config.is_file():
-            raise ConfigError(f"{folder} is no run: it has no config.toml.")
+            raise ConfigError(f"{folder} is not a run folder: it has no config.toml.")
         return run
 
-    def read_config(self) -> dict[str, Any]:
-        try:
-            return tomllib.loads(self.config.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{self.config} is damaged: {error}.") from error
+    def trained_model(self) -> Path:
+        """Return the path of the model. ConfigError if the first epoch has not ended."""
+        if not self.model.is_file():
+            raise ConfigError(
+                f"{self.folder} has no model yet: its first epoch has not ended.",
+                hint=f"Run: vitral train --resume {self.folder}",
+            )
+        return self.model
 
     @contextmanager
     def claim(self) -> Iterator[None]:
-        """For one process at a time; ConfigError while another trains here. The system lets go of it when the process
-        ends, in whatever way, so the file itself can stay."""
+        """Lock the folder for this process. ConfigError while another process trains in it.
+
+        The system releases the lock when the process ends, however it ends, so the lock file can stay.
+        """
         try:
             handle = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
-            raise ConfigError(f"{self.folder} cannot be written to: {error.strerror}.") from error
+            raise ConfigError(f"Cannot write to {self.folder}: {error.strerror}.") from error
         try:
             if not try_lock(handle):
-                by = os.read(handle, 20).decode("ascii", "replace").strip()
+                pid = os.read(handle, 20).decode("ascii", "replace").strip()
                 raise ConfigError(
-                    f"{self.folder} is being trained by another process (pid {by or 'unknown'}).",
-                    hint="Wait for it or stop it, or give another --out.",
+                    f"Another process (pid {pid or 'unknown'}) is training in {self.folder}.",
+                    hint="Wait for it or stop it, or pass another --out.",
                 )
             os.ftruncate(handle, 0)
             os.write(handle, f"{os.getpid()}\n".encode())
@@ -115,29 +149,54 @@ class Run:
         finally:
             os.close(handle)
 
+    # ---- files ----
+
     def write_config(self, text: str) -> None:
-        _write(self.config, text)
+        write_text(self.config, text, ConfigError)
 
-    def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
-        _write(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    def read_config(self) -> dict[str, Any]:
+        """Return the settings, with those of older versions under their current names."""
+        try:
+            content = tomllib.loads(self.config.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{self.config} is damaged: {error}.") from error
+        return upgrade_config(content)
 
-    def read_json(self, path: Path) -> dict[str, Any]:
-        """What a run has written; empty, where it has not. ConfigError for what no run writes."""
+    def write_manifest(self, content: Mapping[str, Any]) -> None:
+        write_json(self.manifest, content, ConfigError)
+
+    def read_manifest(self) -> dict[str, Any]:
+        """Return the manifest; empty if there is none."""
+        return self._read_json(self.manifest, upgrade_manifest, _MANIFEST)
+
+    def write_report(self, content: Mapping[str, Any]) -> None:
+        """Write report.json, which marks the run as finished."""
+        write_json(self.results, content, ConfigError)
+
+    def read_report(self) -> dict[str, Any]:
+        """Return the content of report.json; empty if the run is not finished."""
+        return self._read_json(self.results, upgrade_report, _REPORT)
+
+    def _read_json(
+        self, path: Path, upgrade: Callable[[dict[str, Any]], dict[str, Any]], fields: "Mapping[str, Check]"
+    ) -> dict[str, Any]:
         if not path.is_file():
             return {}
-        hint = "Bring it back as it was, or start another run."
+        hint = "Restore it, or start another run."
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is damaged: {error}.", hint=hint) from error
         if not isinstance(content, dict):
-            raise ConfigError(f"{path} is damaged: it holds a {type(content).__name__} and no object.", hint=hint)
-        for name, is_right in _WRITTEN.get(path.name, {}).items():
-            if not is_right(content.get(name)):
-                raise ConfigError(f"{path} is damaged: {name} is missing or not what a run writes.", hint=hint)
+            raise ConfigError(f"{path} is damaged: got a {type(content).__name__}, expected an object.", hint=hint)
+        content = upgrade(content)
+        for name, is_valid in fields.items():
+            if not is_valid(content.get(name)):
+                raise ConfigError(f"{path} is damaged: {name} is missing or invalid.", hint=hint)
         return content
 
     def add_row(self, table: Path, row: Mapping[str, Any]) -> None:
+        """Append a row to metrics.csv or losses.csv."""
         is_new = not table.exists()
         with table.open("a", newline="", encoding="utf-8") as stream:
             writer = csv.DictWriter(stream, list(row))
@@ -148,28 +207,26 @@ class Run:
     def read_rows(self, table: Path) -> list[dict[str, str]]:
         if not table.exists():
             return []
-        hint = "Without the file the run goes on, and its curve begins there."
+        hint = "Delete the file to continue without its curve."
         try:
             with table.open(newline="", encoding="utf-8") as stream:
                 rows = list(csv.DictReader(stream))
         except (ValueError, csv.Error) as error:
             raise ConfigError(f"{table} is damaged: {error}.", hint=hint) from error
         if rows and "step" not in rows[0]:
-            raise ConfigError(f"{table} is damaged: its first line names no column step.", hint=hint)
+            raise ConfigError(f"{table} is damaged: the column step is missing.", hint=hint)
         return rows
 
-    def keep_rows(self, until_step: int) -> None:
-        """Forgets rows of steps that a resumed run will do again."""
+    def drop_rows_after(self, step: int) -> None:
+        """Delete the rows of steps that a resumed run will repeat."""
         for table in (self.metrics, self.losses):
-            rows = [row for row in self.read_rows(table) if _step(row) <= until_step]
-            aside = table.with_name(f".{table.name}.tmp")
-            aside.unlink(missing_ok=True)
-            for row in rows:
-                self.add_row(aside, row)
-            if rows:
-                os.replace(aside, table)
-            else:
+            rows = [row for row in self.read_rows(table) if _step_of(row) <= step]
+            if not rows:
                 table.unlink(missing_ok=True)
+                continue
+            with atomic_path(table, ConfigError) as temporary:
+                for row in rows:
+                    self.add_row(temporary, row)
 
     def add_log(self, *lines: str) -> None:
         now = datetime.now().isoformat(sep=" ", timespec="seconds")
@@ -177,22 +234,22 @@ class Run:
             stream.writelines(f"{now} {line}\n" for line in lines)
 
     def add_skipped(self, key: str, reason: str) -> None:
-        """Each once, also when a resumed run comes by again."""
+        """List an image in skipped.txt, once, also when a resumed run meets it again."""
         line = f"{key}\t{reason}".translate({ord("\n"): "\\n", ord("\r"): "\\r"})
-        line = line.encode("utf-8", "backslashreplace").decode("utf-8")  # names may hold anything
+        line = line.encode("utf-8", "backslashreplace").decode("utf-8")  # names may contain anything
         if self.skipped.exists() and line in self.skipped.read_text(encoding="utf-8").split("\n"):
             return
         with self.skipped.open("a", encoding="utf-8") as stream:
             stream.write(f"{line}\n")
 
 
-def quoted(word: str) -> str:
-    """For a line that somebody copies into a shell."""
+def quote(word: str) -> str:
+    """Return a word as it can be copied into a shell."""
     return subprocess.list2cmdline([word]) if sys.platform == "win32" else shlex.quote(word)
 
 
 def _next_folder(name: str) -> Path:
-    """runs/NAME-1, or the next one that nobody has; also when two runs start at once."""
+    """Create runs/NAME-1, or the next number that is free, also when two runs start at once."""
     number = 1
     while True:
         folder = Path("runs") / f"{name}-{number}"
@@ -203,52 +260,105 @@ def _next_folder(name: str) -> Path:
             number += 1
 
 
-def _step(row: Mapping[str, Any]) -> float:
-    """Of a row; one that was cut off while it was written is as good as not there."""
+def _step_of(row: Mapping[Any, Any]) -> float:
+    """Return the step of a row; infinity if the row was cut off while it was written."""
     if None in row or None in row.values() or not re.fullmatch("[0-9]{1,15}", str(row["step"])):
         return float("inf")
     return int(row["step"])
 
 
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    aside = path.with_name(f".{path.name}.tmp")
-    with aside.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(aside, path)
+# ---- files of older versions ----
 
 
-def _is_list_of(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(is_right, value))
+def upgrade_config(content: dict[str, Any]) -> dict[str, Any]:
+    """Return settings under their current names and values."""
+    names = {"selection": "val_fraction", "most_bad": "max_bad_fraction"}
+    is_old = "selection" in content
+    content = {names.get(name, name): value for name, value in content.items()}
+    optim, masking = content.get("optim"), content.get("masking")
+    if isinstance(optim, dict):
+        optim = {**optim, "name": {"adam": "adamw"}.get(str(optim.get("name")), optim.get("name"))}
+        if is_old and optim["name"] != "sgd":
+            optim.pop("momentum", None)  # it had no effect
+        content["optim"] = {name: value for name, value in optim.items() if value is not None}
+    if isinstance(masking, dict) and masking.get("target") == "mean-colour":
+        content["masking"] = {**masking, "target": "mean-color"}
+    return content
 
 
-def _is_a(*kinds: type) -> Callable[[Any], bool]:
+def upgrade_manifest(content: dict[str, Any]) -> dict[str, Any]:
+    names = {"decisions": "choices", "pictures": "images"}
+    content = {names.get(name, name): value for name, value in content.items()}
+    return {**content, "baseline": _upgrade_baseline(content.get("baseline"))} if "baseline" in content else content
+
+
+def upgrade_report(content: dict[str, Any]) -> dict[str, Any]:
+    names = {
+        "held_out": "test",
+        "decisions": "choices",
+        "bad_pictures": "bad_images",
+        "changes_pictures": "augmented",
+    }
+    content = {names.get(name, name): value for name, value in content.items()}
+    data, test = content.get("data"), content.get("test")
+    splits = {"selection": "validation", "held_out": "test"}
+    if isinstance(data, dict) and "pictures" in data:
+        data = {"images" if name == "pictures" else name: value for name, value in data.items()}
+        for name in ("images", "per_class", "reasons"):
+            if isinstance(data.get(name), dict):
+                data[name] = {splits.get(split, split): value for split, value in data[name].items()}
+        content["data"] = data
+    if isinstance(test, dict):
+        test = {"most_common" if name == "commonest" else name: value for name, value in test.items()}
+        test["mistakes"] = _rename_each(test.get("mistakes", []), {"truth": "label", "answer": "prediction"})
+        for name in test.keys() & {"calibration", "scaled"}:
+            test[name] = {**test[name], "bins": _rename_each(test[name]["bins"], {"right": "accuracy"})}
+        content["test"] = test
+    return {**content, "baseline": _upgrade_baseline(content.get("baseline"))} if "baseline" in content else content
+
+
+def _rename_each(rows: list[dict[str, Any]], names: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{names.get(name, name): value for name, value in row.items()} for row in rows]
+
+
+def _upgrade_baseline(baseline: Any) -> Any:
+    if not isinstance(baseline, dict):
+        return baseline
+    names = {"train_pictures": "train_images", "pictures": "images"}
+    return {names.get(name, name): value for name, value in baseline.items()}
+
+
+# ---- checks of what is read back ----
+
+Check = Callable[[Any], bool]
+
+
+def _is_list_of(is_valid: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(map(is_valid, value))
+
+
+def _is_a(*kinds: type) -> Check:
     return lambda value: isinstance(value, kinds) and not isinstance(value, bool)
 
 
-def _is_baseline(told: Any) -> bool:
-    names = {"few_shot", "knn", "train_pictures", "pictures"}
-    return told is None or (
-        isinstance(told, dict) and set(told) == names and all(map(_is_a(int, float), told.values()))
-    )
+def _is_baseline(value: Any) -> bool:
+    names = {"few_shot", "knn", "train_images", "images"}
+    is_complete = isinstance(value, dict) and set(value) == names
+    return value is None or (is_complete and all(map(_is_a(int, float), value.values())))
 
 
-_WRITTEN: dict[str, dict[str, Callable[[Any], bool]]] = {  # what is read back, and how to know that it is whole
-    "manifest.json": {
-        "data_fingerprint": _is_a(str),
-        "threads": _is_a(int),
-        "decisions": _is_list_of(lambda one: _is_list_of(_is_a(str))(one) and len(one) == 3),
-        "resumes": _is_list_of(_is_a(int)),
-        "baseline": _is_baseline,
-    },
-    "report.json": {
-        **dict.fromkeys(("test", "data", "environment"), _is_a(dict)),
-        **dict.fromkeys(("best_step", "steps", "bad_pictures", "parameters"), _is_a(int)),
-        "train_seconds": _is_a(int, float),
-        "decisions": _is_list_of(_is_a(dict)),
-        "baseline": _is_baseline,
-        "command": _is_a(str),
-    },
+_MANIFEST: dict[str, Check] = {
+    "data_fingerprint": _is_a(str),
+    "threads": _is_a(int),
+    "choices": _is_list_of(lambda choice: _is_list_of(_is_a(str))(choice) and len(choice) == 3),
+    "resumes": _is_list_of(_is_a(int)),
+    "baseline": _is_baseline,
+}
+_REPORT: dict[str, Check] = {
+    **dict.fromkeys(("test", "data", "environment"), _is_a(dict)),
+    **dict.fromkeys(("best_step", "steps", "bad_images", "parameters"), _is_a(int)),
+    "train_seconds": _is_a(int, float),
+    "choices": _is_list_of(_is_a(dict)),
+    "baseline": _is_baseline,
+    "command": _is_a(str),
 }

@@ -1,12 +1,12 @@
-"""A small model and what it was trained on, for every test here that only asks it."""
+"""A small trained model and its dataset, for the tests that only run the model."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.data.pictures import class_folders
-from vitral.training.entry import train
+import vitral
+from tests.data.images import class_folders
 
 TINY: dict[str, Any] = dict(
     model="vit-pico4",
@@ -27,5 +27,5 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="package")
 def model(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("runs") / "run"
-    list(train(photos, out=folder, **TINY))
+    vitral.train(photos, out=folder, progress=False, **TINY)
     return str(folder)

@@ -1,4 +1,4 @@
-"""The paper's CNN baseline goes through the same commands as a ViT."""
+"""BiT, the paper's CNN baseline, works with the same commands as a ViT."""
 
 import json
 from pathlib import Path
@@ -10,16 +10,14 @@ from PIL import Image
 
 import vitral
 from tests.cli.typed import typed as run
-from tests.data.pictures import class_folders
-from vitral.training.entry import train
-from vitral.training.events import Finished
+from tests.data.images import class_folders
 
 SMALL = {"stages": [1, 1, 1, 1]}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two steps of one unit a stage."""
+    """Train a BiT with one unit per stage for two steps."""
     folder = tmp_path_factory.mktemp("bit") / "run"
     data = class_folders(folder.with_name("data"), {"a": 20, "b": 20, "c": 20}, size=(32, 32))
     config = folder.with_name("bit.toml")
@@ -30,9 +28,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_is_evaluated_predicts_and_has_features(trained: Path, tmp_path: Path) -> None:
-    told = json.loads(run("evaluate", str(trained), "--format", "json").stdout)
-    assert told["top1"] == pytest.approx(json.loads((trained / "report.json").read_text())["test"]["top1"])
+def test_evaluate_predict_and_features(trained: Path, tmp_path: Path) -> None:
+    result = json.loads(run("evaluate", str(trained), "--format", "json").stdout)
+    assert result["top1"] == pytest.approx(json.loads((trained / "report.json").read_text())["test"]["top1"])
     assert (trained / "report.html").is_file()
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "photo.png")
@@ -46,7 +44,7 @@ def test_it_is_evaluated_predicts_and_has_features(trained: Path, tmp_path: Path
     assert np.load(tmp_path / "x.npz")["features"].shape == (1, 2048)
 
 
-def test_it_goes_to_googles_file_and_back(trained: Path, tmp_path: Path) -> None:
+def test_convert_to_googles_layout(trained: Path, tmp_path: Path) -> None:
     source, target = str(trained / "model.safetensors"), str(tmp_path / "bit.npz")
     done = run("convert", source, target, "--to", "bit", "--format", "json")
     assert done.returncode == 0, done.stderr
@@ -54,21 +52,22 @@ def test_it_goes_to_googles_file_and_back(trained: Path, tmp_path: Path) -> None
     assert run("describe", target, "--format", "quiet").stdout == "bit\n"
 
 
-def test_it_is_fine_tuned_at_another_size_by_its_rule(trained: Path, tmp_path: Path) -> None:
-    events = train(
-        str(trained.with_name("data")),
-        from_weights=str(trained / "model.safetensors"),
+def test_fine_tuning_at_another_size_with_the_hyperrule(trained: Path, tmp_path: Path) -> None:
+    tuned = vitral.train(
+        trained.with_name("data"),
+        from_=trained / "model.safetensors",
         recipe="bit-small",
         image_size=40,
         steps=1,
         batch_size=8,
         device="cpu",
         out=tmp_path / "run",
+        progress=False,
     )
-    assert isinstance([*events][-1], Finished)
+    assert tuned.checkpoint().preprocess.size == (40, 40)
 
 
-def test_it_has_no_attention_to_look_at() -> None:
+def test_record_attention_refuses_a_bit() -> None:
     model = vitral.create("bit-r50x1", **SMALL, num_classes=3, image_size=32)
     with pytest.raises(vitral.ConfigError, match="attention"), vitral.record_attention(model):
         model(torch.randn(1, 3, 32, 32))

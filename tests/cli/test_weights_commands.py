@@ -1,4 +1,4 @@
-"""``vitral describe`` and ``vitral convert`` as a person types them."""
+"""Run `vitral describe` and `vitral convert` from the command line."""
 
 import json
 from pathlib import Path
@@ -14,20 +14,27 @@ from tests.conftest import small_model
 GOLDEN = Path("tests/parity/golden")
 
 
-def test_describe_as_a_page() -> None:
+def test_describe_prints_one_page() -> None:
     done = run("describe", str(GOLDEN / "hybrid.npz"))
     assert done.returncode == 0, done.stderr
-    for words in ("google checkpoint (npz)", "sha256", "stages 1 x 2", "renamed    76", "assumed", "mean and std 0.5"):
-        assert words in done.stdout, words
+    for text in (
+        "google checkpoint (npz)",
+        "sha256",
+        "stages 1 x 2",
+        "renamed       76",
+        "assumed",
+        "mean and std 0.5",
+    ):
+        assert text in done.stdout, text
     assert "Transformer/encoderblock_{0..1}/LayerNorm_0/{scale,bias}: blocks.i.norm1" in done.stdout
 
 
-def test_describe_as_json() -> None:
+def test_describe_prints_json() -> None:
     described = json.loads(run("describe", str(GOLDEN / "token.npz"), "--format", "json").stdout)
     assert described["config"]["width"] == 48
     assert described["config"]["image_size"] == 32
     assert described["preprocess"]["mean"] == [0.5, 0.5, 0.5]
-    assert {"taken", "renamed", "resized", "fresh", "ignored", "assumed"} <= set(described["report"])
+    assert {"unchanged", "renamed", "resized", "initialized", "ignored", "assumed"} <= set(described["report"])
     assert described["report"]["renamed"]["cls"] == "class_token"
     assert len(described["sha256"]) == 64
     assert run("describe", str(GOLDEN / "token.npz"), "--format", "quiet").stdout == "google\n"
@@ -39,9 +46,9 @@ def test_describe_at_another_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(None, "There is no file"), (b"", "is empty"), (b"hello world, hello", "no checkpoint")]
+    ("content", "reason"), [(None, "not found"), (b"", "is empty"), (b"hello world, hello", "not a checkpoint")]
 )
-def test_describe_what_is_none(content: bytes | None, reason: str, tmp_path: Path) -> None:
+def test_describe_an_invalid_file(content: bytes | None, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "x.pth"
     if content is not None:
         path.write_bytes(content)
@@ -61,7 +68,7 @@ def test_describe_finds_one_flipped_bit(tmp_path: Path) -> None:
     path.write_bytes(content)
     done = run("describe", str(path))
     assert done.returncode == 2
-    assert "checksum" in done.stderr
+    assert "SHA-256" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -85,27 +92,27 @@ def test_convert_and_compare(to: str, target: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_half_the_size_can_be_asked_used_and_trained_on(precision: str, tmp_path: Path) -> None:
+def test_half_precision_files_predict_and_train(precision: str, tmp_path: Path) -> None:
     vitral.save(small_model(), tmp_path / "x.safetensors")
     source, target = (str(tmp_path / name) for name in ("x.safetensors", "half.safetensors"))
-    told = run("convert", source, target, "--to", "native", "--precision", precision)
-    assert told.returncode == 0, told.stderr
-    assert f"Rounding to {precision} changed them by" in told.stdout
+    converted = run("convert", source, target, "--to", "native", "--precision", precision)
+    assert converted.returncode == 0, converted.stderr
+    assert f"Rounding to {precision} changed them by" in converted.stdout
     assert Path(target).stat().st_size < 0.6 * Path(source).stat().st_size
-    picture = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-    whole, half = (vitral.Predictor(path)(picture).probabilities for path in (source, target))
+    image = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    whole, half = (vitral.Predictor(path)(image).probabilities for path in (source, target))
     assert np.abs(whole - half).max() < 1e-2
     assert not np.array_equal(whole, half)
-    given = vitral.load(target)
-    vitral.Predictor(given)(picture)
-    assert str(given.model.norm.weight.dtype) == f"torch.{precision}"  # what was given stays what it is
+    checkpoint = vitral.load(target)
+    vitral.Predictor(checkpoint)(image)
+    assert str(checkpoint.model.norm.weight.dtype) == f"torch.{precision}"  # the caller's model is unchanged
     assert run("describe", target).returncode == 0
     words = ["train", "builtin:digits", "--from", target, "--steps", "1", "--batch-size", "8", "--device", "cpu"]
     done = run(*words, "--out", str(tmp_path / "run"), "--format", "quiet")
     assert done.returncode == 0, done.stderr
 
 
-def test_convert_overwrites_only_when_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convert_overwrites_only_with_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("convert", str(GOLDEN / "token.npz"), str(tmp_path / "x.safetensors"), "--to", "native")
     (tmp_path / "x.safetensors").write_text("precious")
     refused = run(*words)
@@ -126,14 +133,14 @@ def test_convert_overwrites_only_when_told(tmp_path: Path, monkeypatch: pytest.M
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_none_is_a_word_of_some_fields(tmp_path: Path) -> None:
+def test_none_is_a_value_of_some_fields(tmp_path: Path) -> None:
     words = ["convert", str(GOLDEN / "token.npz"), str(tmp_path / "x.safetensors"), "--to", "native"]
     done = run(*words, "--set", "pool=none", "class_token=true", "num_classes=0")
     assert done.returncode == 0, done.stderr
     assert vitral.load(tmp_path / "x.safetensors").model.config.pool == "none"
 
 
-def test_convert_to_what_cannot_hold_it(tmp_path: Path) -> None:
+def test_convert_to_a_dialect_that_cannot_store_it(tmp_path: Path) -> None:
     done = run("convert", str(GOLDEN / "token.npz"), str(tmp_path / "x.pth"), "--to", "torchvision")
     assert done.returncode == 2
     assert "activation" in done.stderr
@@ -155,9 +162,31 @@ def test_convert_to_what_cannot_hold_it(tmp_path: Path) -> None:
         ([], "to"),
     ],
 )
-def test_convert_with_wrong_words(words: list[str], reason: str, tmp_path: Path) -> None:
+def test_convert_with_invalid_options(words: list[str], reason: str, tmp_path: Path) -> None:
     done = run("convert", str(GOLDEN / "token.npz"), str(tmp_path / "x.safetensors"), *words)
     assert done.returncode == 2
     assert reason in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_convert_refuses_a_file_that_does_not_match_its_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    vitral.save(small_model(), path)
+    content = bytearray(path.read_bytes())
+    content[-1000] ^= 1
+    path.write_bytes(content)
+    done = run("convert", str(path), str(tmp_path / "y.safetensors"), "--to", "native")
+    assert done.returncode == 2
+    assert "SHA-256" in done.stderr
+    assert "Copy or download it again." in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+def test_convert_prints_the_difference_under_the_constants_of_the_library(tmp_path: Path) -> None:
+    vitral.save(small_model(norm_eps=1e-3), tmp_path / "x.safetensors")
+    done = run("convert", str(tmp_path / "x.safetensors"), str(tmp_path / "timm"), "--to", "timm")
+    assert done.returncode == 0, done.stderr
+    assert "with timm's norm_eps=1e-06" in done.stdout
+    assert "timm computes with norm_eps=1e-06" in done.stdout
+    assert not done.stderr

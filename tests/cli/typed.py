@@ -1,4 +1,4 @@
-"""The command without a new process for each call: what is printed, and the exit code."""
+"""Run the command in this process and return what it prints and its exit code."""
 
 import contextlib
 import io
@@ -9,16 +9,19 @@ from vitral.cli.main import main
 
 @dataclass(frozen=True)
 class Done:
+    """What a command printed, and its exit code."""
+
     returncode: int
     stdout: str
     stderr: str
 
 
 def typed(*words: str) -> Done:
+    """Run `vitral` with these arguments."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main(words)
-        except SystemExit as leaving:
-            code = leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1
+        except SystemExit as exit:
+            code = exit.code if isinstance(exit.code, int) else 0 if exit.code is None else 1
     return Done(code, out.getvalue(), err.getvalue())

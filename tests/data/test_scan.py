@@ -1,4 +1,4 @@
-"""What ``vitral data`` finds, and whether training can go on."""
+"""`vitral data` and `vitral.scan`: findings, and whether training would fail."""
 
 import json
 from pathlib import Path
@@ -8,28 +8,21 @@ import pytest
 from PIL import Image
 
 from tests.cli.test_commands import vitral as run
-from tests.data.pictures import class_folders, photo
-from tests.data.test_sources import samples, write_shard
+from tests.data.images import class_folders, photo, shard_members, write_shard
 from vitral.data.contact_sheet import contact_sheet
-from vitral.data.scan import Scan, scan
+from vitral.data.scan import Progress, Scan, scan, scan_events
 from vitral.data.sources import open_dataset
 
 
-def look(folder: Path | str) -> Scan:
-    found = list(scan(open_dataset(folder)))[-1]
-    assert isinstance(found, Scan)
-    return found
-
-
 def test_a_good_dataset() -> None:
-    found = look("builtin:digits")
-    assert found.can_train
-    assert found.splits == {"train": 4000, "test": 1000}
-    assert found.sizes["height_median"] == 28
-    assert found.modes == {"grey": 5000}
+    result = scan("builtin:digits")
+    assert result.can_train
+    assert result.splits == {"train": 4000, "test": 1000}
+    assert result.sizes["height_median"] == 28
+    assert result.modes == {"gray": 5000}
 
 
-def test_all_that_can_be_wrong(tmp_path: Path) -> None:
+def test_all_findings(tmp_path: Path) -> None:
     class_folders(tmp_path, {"a": 60, "b": 60, "A": 12, "one": 1}, split="train")
     class_folders(tmp_path, {"a": 4, "only held": 2}, split="test")
     (tmp_path / "train" / "nothing").mkdir()
@@ -40,36 +33,36 @@ def test_all_that_can_be_wrong(tmp_path: Path) -> None:
     (tmp_path / "train" / "a" / "copy.png").write_bytes(original)
     (tmp_path / "train" / "b" / "other label.png").write_bytes(original)
     (tmp_path / "test" / "a" / "leaked.png").write_bytes(original)
-    found = look(tmp_path)
-    assert list(found.unreadable) == ["train/a/broken.jpg"]
-    assert ("train/a/000.png", "test/a/leaked.png") in found.leaked
-    assert len(found.contradictions) == 1
-    assert found.duplicates[0][:2] == ["train/a/000.png", "train/a/copy.png"]
-    assert found.aspects["wide"] == 1
-    assert found.aspects["tall"] == 1
-    assert found.modes["L"] == 1
-    words = " ".join(found.warnings + found.problems)
-    for part in (
-        "never trained on: only held",
-        "Left out, as there is no picture in it: nothing",
-        "one training picture: one",
-        "capitals only",
+    result = scan(tmp_path)
+    assert list(result.unreadable) == ["train/a/broken.jpg"]
+    assert ("train/a/000.png", "test/a/leaked.png") in result.leaked
+    assert len(result.contradictions) == 1
+    assert result.duplicates[0][:2] == ["train/a/000.png", "train/a/copy.png"]
+    assert result.aspects["wide"] == 1
+    assert result.aspects["tall"] == 1
+    assert result.modes["L"] == 1
+    words = " ".join(result.warnings + result.problems)
+    for fragment in (
+        "without training images: only held",
+        "without images: nothing",
+        "one training image: one",
+        "only in upper and lower case",
     ):
-        assert part in words, part
-    assert "times the pictures" in words
-    assert not found.can_train
+        assert fragment in words, fragment
+    assert "times as many images" in words
+    assert not result.can_train
 
 
-def test_a_class_that_is_listed_and_has_no_picture(tmp_path: Path) -> None:
-    write_shard(tmp_path / "x.tar", samples(6))
+def test_a_listed_class_without_images(tmp_path: Path) -> None:
+    write_shard(tmp_path / "x.tar", shard_members(6))
     (tmp_path / "classes.txt").write_text("cat\ndog\nunicorn\n")
-    found = look(tmp_path / "x.tar")
-    assert "Classes without a picture: unicorn." in found.warnings
-    assert found.can_train
+    result = scan(tmp_path / "x.tar")
+    assert "Classes without images: unicorn." in result.warnings
+    assert result.can_train
 
 
-def test_names_of_all_kinds_are_shown_and_do_nothing(tmp_path: Path) -> None:
-    """Escapes of a terminal, markup of the console's own, and bytes that are no UTF-8."""
+def test_hostile_names_are_printed_harmlessly(tmp_path: Path) -> None:
+    """Terminal escapes, console markup, and bytes that are not UTF-8."""
     names = ["a\x1b[31mRED", "[bold]dog[red]", "caf\udce9"]
     class_folders(tmp_path, dict.fromkeys(names, 8))
     (tmp_path / names[0] / "\udcff\x1b.jpg").write_bytes(b"no")
@@ -77,19 +70,20 @@ def test_names_of_all_kinds_are_shown_and_do_nothing(tmp_path: Path) -> None:
     for shown in ("human", "json", "quiet"):
         done = run("data", str(tmp_path), "--format", shown)
         assert done.returncode == 2, done.stderr
-        assert "1 of 25 pictures cannot be read" in done.stdout
+        assert "1 of 25 images are unreadable" in done.stdout
         assert "\x1b" not in done.stdout
         assert "[bold]dog[red]" in done.stdout or shown == "quiet"
         assert "caf\\" in done.stdout or shown == "quiet"
     assert "a\N{REPLACEMENT CHARACTER}[31mRED" in run("data", str(tmp_path)).stdout
 
 
-def test_too_many_bad_ones_stop(tmp_path: Path) -> None:
+def test_too_many_unreadable_images_are_a_problem(tmp_path: Path) -> None:
     class_folders(tmp_path, {"a": 10, "b": 10})
     (tmp_path / "a" / "000.png").write_bytes(b"")
-    assert "cannot be read" in look(tmp_path).problems[0]
+    assert "unreadable" in scan(tmp_path).problems[0]
+    assert scan(tmp_path, max_bad_fraction=0.1).can_train
     one = class_folders(tmp_path / "one", {"only": 5})
-    assert "two" in look(one).problems[0]
+    assert "at least 2" in scan(one).problems[0]
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -97,16 +91,16 @@ def test_the_command(tmp_path: Path) -> None:
     sheet = tmp_path / "sheet.png"
     done = run("data", str(tmp_path / "data"), "--sheet", str(sheet))
     assert done.returncode == 0, done.stderr
-    assert "Training can go on." in done.stdout
+    assert "Ready to train." in done.stdout
     with Image.open(sheet) as drawn:
         assert drawn.width > 700
-    found = json.loads(run("data", str(tmp_path / "data"), "--format", "json").stdout)
-    assert found["can_train"] is True
-    assert found["splits"] == {"train": 18}
+    result = json.loads(run("data", str(tmp_path / "data"), "--format", "json").stdout)
+    assert result["can_train"] is True
+    assert result["splits"] == {"train": 18}
     (tmp_path / "data" / "cat" / "000.png").write_bytes(b"")
     bad = run("data", str(tmp_path / "data"), "--format", "quiet")
     assert bad.returncode == 2
-    assert "cannot be read" in bad.stdout
+    assert "unreadable" in bad.stdout
     missing = run("data", str(tmp_path / "nowhere"))
     assert missing.returncode == 2
     assert missing.stderr.count("\n") == 1
@@ -121,12 +115,30 @@ def test_the_sheet_shows_every_class() -> None:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("x.txt", "must end in .png"), ("no/x.png", "cannot be written"), ("keep.png", "is there already")],
+    [("x.txt", ".png"), ("no/x.png", "does not exist"), ("keep.png", "already exists")],
 )
-def test_sheets_that_cannot_be_written_are_told_first(name: str, reason: str, tmp_path: Path) -> None:
-    (tmp_path / "keep.png").write_bytes(b"a picture of mine")
+def test_an_unusable_sheet_is_refused_before_the_scan(name: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "keep.png").write_bytes(b"my image")
     done = run("data", str(tmp_path / "nowhere"), "--sheet", str(tmp_path / name))
     assert done.returncode == 2
     assert reason in done.stderr
-    assert (tmp_path / "keep.png").read_bytes() == b"a picture of mine"
+    assert (tmp_path / "keep.png").read_bytes() == b"my image"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["keep.png"]
+
+
+def test_progress_comes_before_the_result() -> None:
+    events = list(scan_events(open_dataset("builtin:digits"), headers_only=True))
+    assert [event for event in events[:-1] if not isinstance(event, Progress)] == []
+    assert isinstance(events[-1], Scan)
+    reported: list[Progress] = []
+    assert scan("builtin:digits", headers_only=True, on_progress=reported.append) == events[-1]
+    assert reported == events[:-1]
+    assert reported[0] == Progress(done=64, total=5000)
+
+
+def test_headers_only_misses_damaged_pixels(tmp_path: Path) -> None:
+    class_folders(tmp_path, {"a": 10, "b": 10})
+    damaged = tmp_path / "a" / "000.png"
+    damaged.write_bytes(damaged.read_bytes()[:-200])
+    assert list(scan(tmp_path).unreadable) == ["a/000.png"]
+    assert not scan(tmp_path, headers_only=True).unreadable

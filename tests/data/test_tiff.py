@@ -1,4 +1,4 @@
-"""TIFFs of many bands in the layouts that instruments write, made here byte by byte."""
+"""TIFFs of many bands in the layouts that instruments write, built here byte by byte."""
 
 import io
 import struct
@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.pictures import encoded, photo
-from vitral.data.decode import BadImageError, decode, decode_visible, read_header
+from tests.data.images import encoded, photo
+from vitral.data.decode import decode, decode_visible
+from vitral.data.headers import BadImageError, read_header
 from vitral.data.tiff import find_bands
 
 
@@ -18,7 +19,7 @@ def write_tiff(
     pixels: np.ndarray,
     *,
     order: str = "<",
-    colour: int = 1,
+    photometric: int = 1,
     planes: bool = False,
     rows: int | None = None,
     tile: int | None = None,
@@ -26,45 +27,45 @@ def write_tiff(
     predictor: int = 1,
     extra: int = 0,
 ) -> bytes:
-    """(H, W, bands) as a TIFF of strips or tiles, by the words of the TIFF 6.0 specification."""
+    """Return (H, W, bands) as a TIFF of strips or tiles, by the TIFF 6.0 specification."""
     height, width, bands = pixels.shape
-    parts = [pixels[..., [band]] for band in range(bands)] if planes else [pixels]
+    planes_or_all = [pixels[..., [band]] for band in range(bands)] if planes else [pixels]
     step_y, step_x = (tile, tile) if tile else (rows or height, width)
     blocks = []
-    for part, top, left in product(parts, range(0, height, step_y), range(0, width, step_x)):
-        block = part[top : top + step_y, left : left + step_x]
+    for plane, top, left in product(planes_or_all, range(0, height, step_y), range(0, width, step_x)):
+        block = plane[top : top + step_y, left : left + step_x]
         if tile:
             block = np.pad(block, ((0, tile - block.shape[0]), (0, tile - block.shape[1]), (0, 0)))
         if predictor == 2:
             block = np.diff(block, axis=1, prepend=np.zeros_like(block[:, :1]))
         content = block.astype(block.dtype.newbyteorder(order)).tobytes()
         blocks.append(zlib.compress(content) if deflate else content)
-    places = np.cumsum([8, *map(len, blocks)]).tolist()
+    offsets = np.cumsum([8, *map(len, blocks)]).tolist()
     where, lengths = (324, 325) if tile else (273, 279)
     tags = {
         256: [width],
         257: [height],
         258: [8 * pixels.dtype.itemsize] * bands,
         259: [8 if deflate else 1],
-        262: [colour],
-        where: places[:-1],
+        262: [photometric],
+        where: offsets[:-1],
         277: [bands],
         lengths: list(map(len, blocks)),
         284: [2 if planes else 1],
         317: [predictor],
-        338: [extra] * (bands - (3 if colour == 2 else 1)),
+        338: [extra] * (bands - (3 if photometric == 2 else 1)),
         339: [{"u": 1, "i": 2, "f": 3}[pixels.dtype.kind]] * bands,
     }
     tags |= {322: [tile], 323: [tile]} if tile else {278: [step_y]}
     tags = {tag: values for tag, values in tags.items() if values}
     directory, arrays = b"", b""
-    behind = places[-1] + 2 + 12 * len(tags) + 4
+    arrays_start = offsets[-1] + 2 + 12 * len(tags) + 4
     for tag, values in sorted(tags.items()):
         packed = struct.pack(f"{order}{len(values)}I", *values)
         if len(values) > 1:
-            packed, arrays = struct.pack(f"{order}I", behind + len(arrays)), arrays + packed
+            packed, arrays = struct.pack(f"{order}I", arrays_start + len(arrays)), arrays + packed
         directory += struct.pack(f"{order}HHI", tag, 4, len(values)) + packed
-    head = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HI", 42, places[-1])
+    head = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HI", 42, offsets[-1])
     return head + b"".join(blocks) + struct.pack(f"{order}H", len(tags)) + directory + b"\0" * 4 + arrays
 
 
@@ -104,10 +105,10 @@ def test_compressed_layouts(kind: str, planes: bool, predictor: int, blocks: dic
 
 
 def test_pillow_agrees_on_what_it_can_read() -> None:
-    """The same bytes, described as a grey picture or an RGB one, are what Pillow reads: the writer is right."""
+    """Pillow reads the same bytes described as a gray or an RGB image, so the writer of this test is correct."""
     pixels = bands_of("uint8", 3)
     for planes, deflate in product([False, True], [False, True]):
-        content = write_tiff(pixels, colour=2, planes=planes, deflate=deflate)
+        content = write_tiff(pixels, photometric=2, planes=planes, deflate=deflate)
         assert find_bands(content) is None
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(content))), pixels)
 
@@ -118,19 +119,19 @@ def test_other_numbers_of_bands(bands: int) -> None:
     content = write_tiff(pixels)
     assert read_header(content).bands == bands
     assert np.array_equal(decode(content, channels=bands), pixels)
-    with pytest.raises(BadImageError, match=f"{bands} bands, and 3 are needed"):
+    with pytest.raises(BadImageError, match=f"{bands} bands; expected 3"):
         decode(content)
 
 
-def test_colours_and_more() -> None:
-    """Red, green, blue and infrared: four bands, or a colour picture for whoever wants one. Alpha is no band."""
+def test_photometrics_and_more() -> None:
+    """Red, green, blue and infrared are four bands, or a color image for three channels. Alpha is not a band."""
     pixels = bands_of("uint8", 4)
-    content = write_tiff(pixels, colour=2)
+    content = write_tiff(pixels, photometric=2)
     assert read_header(content).bands == 4
     assert np.array_equal(decode(content, channels=4), pixels)
     assert np.array_equal(decode(content), pixels[..., :3])
     assert decode(content, channels=1).shape == (37, 53, 1)
-    transparent = write_tiff(pixels, colour=2, extra=2)
+    transparent = write_tiff(pixels, photometric=2, extra=2)
     assert read_header(transparent).bands == 3
     assert find_bands(encoded(photo().convert("RGBA"), "TIFF")) is None
     assert find_bands(encoded(photo().convert("LA"), "TIFF")) is None
@@ -153,9 +154,9 @@ def test_frames_are_bands_and_an_endless_chain_of_them_is_not() -> None:
     assert decode(many).shape == (4, 6, 3)
 
 
-def test_what_is_damaged_or_cannot_be_read_is_said() -> None:
+def test_damaged_and_unsupported_files_are_refused() -> None:
     pixels = bands_of("float32")
-    with pytest.raises(BadImageError, match="large end first"):
+    with pytest.raises(BadImageError, match="big-endian"):
         decode(write_tiff(pixels, order=">", deflate=True), channels=5)
     with pytest.raises(BadImageError, match="predictor 3"):
         decode(write_tiff(pixels, deflate=True, predictor=3), channels=5)

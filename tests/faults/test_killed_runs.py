@@ -1,4 +1,4 @@
-"""kill -9 at random moments, some of them inside a save, then resume: the weights of a run that nobody disturbed."""
+"""kill -9 at random moments, some of them inside a save, then resume: the weights equal those of an undisturbed run."""
 
 import json
 import os
@@ -12,55 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from tests.data.pictures import class_folders
+from tests.data.images import class_folders
+from tests.training.short_runs import assert_equal, read_weights
 
-SETTINGS = [
-    "--model",
-    "vit-pico4",
-    "--network.width",
-    "48",
-    "--network.depth",
-    "2",
-    "--network.heads",
-    "3",
-    "--image-size",
-    "16",
-    "--batch-size",
-    "8",
-    "--epochs",
-    "12",
-    "--dropout",
-    "0.1",
-    "--ema",
-    "0.9",
-    "--optim.name",
-    "muon",
-    "--optim.lr",
-    "2e-3",
-    "--mix.mixup",
-    "0.3",
-    "--augment.crop",
-    "resized",
-    "--augment.flip",
-    "0.5",
-    "--save-seconds",
-    "0",
-    "--device",
-    "cpu",
-]
+SETTINGS = (
+    "--model vit-pico4 --network.width 48 --network.depth 2 --network.heads 3 --image-size 16 --batch-size 8 "
+    "--epochs 12 --dropout 0.1 --ema 0.9 --optim.name muon --optim.lr 2e-3 --mix.mixup 0.3 --augment.crop resized "
+    "--augment.flip 0.5 --save-seconds 0 --device cpu"
+)
 
 
-def start(*words: str, apart: bool = False) -> subprocess.Popen[str]:
+def start(*words: str, new_session: bool = False) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "vitral", "train", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes: dict[str, Any] = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    return subprocess.Popen(command, env=environment, start_new_session=apart, **pipes)
+    return subprocess.Popen(command, env=environment, start_new_session=new_session, **pipes)
 
 
-def finish(*words: str) -> subprocess.CompletedProcess[str]:
+def run(*words: str) -> subprocess.CompletedProcess[str]:
     process = start(*words)
     out, err = process.communicate(timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
@@ -73,94 +43,95 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("runs") / "whole"
-    done = finish(str(data), "--out", str(run), *SETTINGS)
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    done = run(str(data), "--out", str(folder), *SETTINGS.split())
     assert done.returncode == 0, done.stderr
-    return run
+    return folder
 
 
-def same(first: Path, second: Path) -> None:
-    one, other = load_file(first / "model.safetensors"), load_file(second / "model.safetensors")
-    for name, tensor in one.items():
-        assert torch.equal(tensor, other[name]), name
+def assert_same_run(first: Path, second: Path) -> None:
+    assert_equal(read_weights(first), read_weights(second))
     assert (first / "metrics.csv").read_text() == (second / "metrics.csv").read_text()
 
 
-def wait_for_a_save(process: subprocess.Popen[str], state: Path) -> None:
+def wait_for_save(process: subprocess.Popen[str], state: Path) -> None:
     limit = time.monotonic() + 120
     while not list(state.glob("step-*")) and process.poll() is None and time.monotonic() < limit:
         time.sleep(0.01)
 
 
-def goes_on_to_the_same(process: subprocess.Popen[str], code: int, run: Path, whole: Path) -> None:
-    """It ends as its signal says, tells how to go on, and is then the run that nobody disturbed."""
+def assert_resumes(process: subprocess.Popen[str], code: int, folder: Path, whole: Path) -> None:
+    """Assert the exit code of a signal, the command that resumes the run, and the same run after it."""
     _, err = process.communicate(timeout=60)
     assert process.returncode == code, err
-    assert f"vitral train --resume {run}" in err
+    assert f"vitral train --resume {folder}" in err
     assert "Traceback" not in err
-    done = finish("--resume", str(run))
+    done = run("--resume", str(folder))
     assert done.returncode == 0, done.stderr
-    same(whole, run)
+    assert_same_run(whole, folder)
 
 
 def test_kill_dash_nine(data: Path, whole: Path, tmp_path: Path) -> None:
-    run, moments = tmp_path / "run", random.Random(0)
-    process = start(str(data), "--out", str(run), *SETTINGS)
+    folder, moments = tmp_path / "run", random.Random(0)
+    process = start(str(data), "--out", str(folder), *SETTINGS.split())
     kills = 0
     while process.poll() is None and kills < 6:
-        wait_for_a_save(process, run / "state")
-        if kills % 2:  # wait until something is being written
+        wait_for_save(process, folder / "state")
+        if kills % 2:  # wait for a save to start
             limit = time.monotonic() + 3
-            while not list((run / "state").glob("*.tmp-*")) and time.monotonic() < limit and process.poll() is None:
+            while not list((folder / "state").glob("*.tmp-*")) and time.monotonic() < limit and process.poll() is None:
                 pass
         else:
             time.sleep(moments.uniform(0, 0.4))
         process.kill()
         process.wait()
         for stream in (process.stdout, process.stderr):
-            stream.close()  # type: ignore[union-attr]
+            assert stream is not None
+            stream.close()
         kills += 1
-        process = start("--resume", str(run))
+        process = start("--resume", str(folder))
         if kills < 6:
             time.sleep(moments.uniform(2.0, 4.0))
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    same(whole, run)
-    resumes = json.loads((run / "manifest.json").read_text())["resumes"]
+    assert_same_run(whole, folder)
+    resumes = json.loads((folder / "manifest.json").read_text())["resumes"]
     assert resumes == sorted(resumes)
-    assert not list((run / "state").glob("*.tmp-*"))
+    assert not list((folder / "state").glob("*.tmp-*"))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_save_and_say_how_to_go_on(data: Path, whole: Path, tmp_path: Path, number: int, code: int) -> None:
-    run = tmp_path / "run"
-    process = start(str(data), "--out", str(run), *SETTINGS)
-    wait_for_a_save(process, run / "state")
+def test_a_signal_saves_the_state_and_prints_how_to_resume(
+    data: Path, whole: Path, tmp_path: Path, number: int, code: int
+) -> None:
+    folder = tmp_path / "run"
+    process = start(str(data), "--out", str(folder), *SETTINGS.split())
+    wait_for_save(process, folder / "state")
     process.send_signal(number)
-    goes_on_to_the_same(process, code, run, whole)
+    assert_resumes(process, code, folder, whole)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="process groups are POSIX's")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX process groups")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_to_all_processes(data: Path, whole: Path, tmp_path: Path, number: int, code: int) -> None:
-    """As a terminal and a scheduler send it: also to those that load pictures."""
-    run = tmp_path / "run"
-    process = start(str(data), "--out", str(run), *SETTINGS, "--workers", "1", apart=True)
-    wait_for_a_save(process, run / "state")
+    """A terminal and a scheduler send it to the processes that load images, too."""
+    folder = tmp_path / "run"
+    process = start(str(data), "--out", str(folder), *SETTINGS.split(), "--workers", "1", new_session=True)
+    wait_for_save(process, folder / "state")
     os.killpg(process.pid, number)
-    goes_on_to_the_same(process, code, run, whole)
+    assert_resumes(process, code, folder, whole)
 
 
-def test_resuming_with_other_words(data: Path, whole: Path, tmp_path: Path) -> None:
+def test_resuming_with_other_options(data: Path, whole: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
     shutil.copytree(whole, again)
-    done = finish("--resume", str(again))
+    done = run("--resume", str(again))
     assert done.returncode == 0
     assert "finished" in done.stderr
     (again / "report.json").unlink()
-    done = finish(str(data), "--resume", str(again), "--batch-size", "16")
+    done = run(str(data), "--resume", str(again), "--batch-size", "16")
     assert done.returncode == 2
-    assert "batch_size is 8" in done.stderr
-    done = finish(str(data), "--out", str(again), *SETTINGS)
+    assert "batch_size=8" in done.stderr
+    done = run(str(data), "--out", str(again), *SETTINGS.split())
     assert done.returncode == 2
     assert "--resume" in done.stderr

@@ -1,4 +1,4 @@
-"""Every tensor of every dialect left out, misshapen or of another kind, in turn: always one sentence that names it."""
+"""Damage every tensor and every JSON value of every dialect in turn: each raises one sentence or is reported."""
 
 import json
 from collections.abc import Callable
@@ -19,15 +19,15 @@ State = dict[str, Tensor]
 
 
 def states(folder: Path) -> dict[str, State]:
-    found = {}
+    checkpoints = {}
     for dialect, name in (("timm", "x.pth"), ("torchvision", "y.pth"), ("huggingface", "z.pth")):
         vitral.save(small_model(norm_eps=1e-12 if dialect == "huggingface" else 1e-6), folder / name, dialect=dialect)
-        found[dialect] = torch.load(folder / name, weights_only=True)
+        checkpoints[dialect] = torch.load(folder / name, weights_only=True)
     for dialect, pool in (("google", "token"), ("big_vision", "map")):
         vitral.save(small_model(activation="gelu-tanh", pool=pool), folder / "g.npz", dialect=dialect)
         with np.load(folder / "g.npz") as arrays:
-            found[dialect] = {key: torch.from_numpy(arrays[key]) for key in arrays}
-    return found
+            checkpoints[dialect] = {key: torch.from_numpy(arrays[key]) for key in arrays}
+    return checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +45,13 @@ def load(state: State, dialect: str, folder: Path) -> vitral.Checkpoint:
 
 DAMAGES: dict[str, Callable[[Tensor], Tensor | None]] = {
     "missing": lambda tensor: None,
-    "without sides": lambda tensor: tensor.flatten()[0].clone(),
-    "one side more": lambda tensor: tensor[..., None],
+    "scalar": lambda tensor: tensor.flatten()[0].clone(),
+    "one dimension more": lambda tensor: tensor[..., None],
     "flat": lambda tensor: tensor.flatten(),
     "empty": lambda tensor: tensor.flatten()[:0],
     "longer": lambda tensor: torch.cat([tensor, tensor]),
-    "whole numbers": lambda tensor: tensor.int(),
-    "truths": lambda tensor: tensor > 0,
+    "integers": lambda tensor: tensor.int(),
+    "booleans": lambda tensor: tensor > 0,
     "infinite": lambda tensor: torch.full_like(tensor, float("inf")),
 }
 REPRESENTABLE = {"cls", "embedding/kernel", "params/embedding/kernel"}  # without a class token; with longer patches
@@ -66,7 +66,7 @@ def test_each_tensor_damaged(checkpoints: dict[str, State], dialect: str, damage
     expected = load(whole, dialect, tmp_path).model(images)
     for name in whole:
         if "blocks.1" in name or "layer.1." in name or "layer_1." in name or "block_1/" in name:
-            continue  # as the one before it
+            continue  # like the layer before it
         changed = DAMAGES[damage](whole[name])
         if (
             changed is not None
@@ -84,13 +84,16 @@ def test_each_tensor_damaged(checkpoints: dict[str, State], dialect: str, damage
         if checkpoint is None:
             continue
         assert checkpoint.report is not None
-        if damage in ("one side more", "flat"):  # the same numbers in the same order
+        if damage in ("one dimension more", "flat"):  # the same values in the same order
             assert torch.equal(checkpoint.model(images), expected), name
             continue
-        # What another network of the same dialect has not, either, is read as that one, and said.
-        says = str(checkpoint.report.assumed) + str(checkpoint.report.fresh) + str(checkpoint.report.warnings)
+        # A file that another network of the dialect could have written is loaded as that one, and reported.
+        reported = str(checkpoint.report.assumed) + str(checkpoint.report.initialized) + str(checkpoint.report.warnings)
         assert damage in ("missing", "longer"), (name, damage)
-        assert any(word in says for word in ("position", "image_size", "zero")) or name in REPRESENTABLE, (name, says)
+        assert any(word in reported for word in ("position", "image_size", "zero")) or name in REPRESENTABLE, (
+            name,
+            reported,
+        )
 
 
 def hf_folder(folder: Path) -> Path:
@@ -101,21 +104,21 @@ def hf_folder(folder: Path) -> Path:
     return folder / "hf"
 
 
-def assert_one_sentence_or_loads(folder: Path, **asked: Any) -> None:
+def assert_one_sentence_or_loads(folder: Path, **overrides: Any) -> None:
     with suppress(vitral.VitralError):
-        vitral.load(folder, **asked)
+        vitral.load(folder, **overrides)
 
 
 ODD = [None, [], {}, "x", -1, 0, 1.5, True, 10**400, ["x"], {"0": 1}]
 
 
 @pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json"])
-def test_odd_values_in_the_files_of_hugging_face(file: str, tmp_path: Path) -> None:
+def test_odd_values_in_the_files_of_transformers(file: str, tmp_path: Path) -> None:
     folder = hf_folder(tmp_path)
-    told = json.loads((folder / file).read_text())
-    for name in told:
+    content = json.loads((folder / file).read_text())
+    for name in content:
         for value in ODD:
-            (folder / file).write_text(json.dumps({**told, name: value}))
+            (folder / file).write_text(json.dumps({**content, name: value}))
             assert_one_sentence_or_loads(folder)
 
 
@@ -123,39 +126,39 @@ def test_odd_values_in_the_files_of_timm(tmp_path: Path) -> None:
     folder = tmp_path / "timm"
     vitral.save(small_model(), folder, dialect="timm")
     save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors")
-    told = json.loads((folder / "config.json").read_text())
+    content = json.loads((folder / "config.json").read_text())
     for section in ("", "model_args", "pretrained_cfg"):
-        inner = told[section] if section else told
+        inner = content[section] if section else content
         for name in inner:
             for value in ODD:
                 changed = {**inner, name: value}
-                (folder / "config.json").write_text(json.dumps({**told, section: changed} if section else changed))
+                (folder / "config.json").write_text(json.dumps({**content, section: changed} if section else changed))
                 assert_one_sentence_or_loads(folder, heads=3)
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("content", "reason"),
     [
         ({"global_pool": "max"}, "global_pool"),
         ({"model_args": {"act_layer": "silu"}}, "act_layer"),
         ({"model_args": {"pool_include_prefix": True}}, "pool_include_prefix"),
-        ({"architecture": "eva02_tiny_patch14_224"}, "turns queries"),
+        ({"architecture": "eva02_tiny_patch14_224"}, "rotates queries"),
     ],
 )
-def test_what_timm_tells_and_we_have_not_is_refused(told: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_unsupported_settings_of_timm_are_refused(content: dict[str, Any], reason: str, tmp_path: Path) -> None:
     vitral.save(small_model(), tmp_path / "t", dialect="timm")
     save_file(load_file(tmp_path / "t" / "model.safetensors"), tmp_path / "t" / "model.safetensors")
-    (tmp_path / "t" / "config.json").write_text(json.dumps({"architecture": "vit_x", **told}))
+    (tmp_path / "t" / "config.json").write_text(json.dumps({"architecture": "vit_x", **content}))
     with pytest.raises(vitral.WeightsError, match=reason):
         vitral.load(tmp_path / "t", heads=3)
 
 
-def test_labels_with_holes_are_no_labels(tmp_path: Path) -> None:
+def test_labels_with_gaps_are_ignored(tmp_path: Path) -> None:
     folder = hf_folder(tmp_path)
     assert vitral.load(folder).labels == tuple("abcdefg")
-    told = json.loads((folder / "config.json").read_text())
-    told["id2label"] = {str(2 * index): "x" for index in range(7)}
-    (folder / "config.json").write_text(json.dumps(told))
+    config = json.loads((folder / "config.json").read_text())
+    config["id2label"] = {str(2 * index): "x" for index in range(7)}
+    (folder / "config.json").write_text(json.dumps(config))
     assert vitral.load(folder).labels is None
 
 
@@ -163,7 +166,7 @@ def test_a_dictionary_in_itself(tmp_path: Path) -> None:
     inside: dict[str, Any] = {}
     inside["model"] = inside
     torch.save(inside, tmp_path / "x.pth")
-    with pytest.raises(vitral.WeightsError, match="no state dict"):
+    with pytest.raises(vitral.WeightsError, match="state dict of tensors"):
         vitral.load(tmp_path / "x.pth")
 
 
@@ -196,7 +199,7 @@ def test_flipped_bits_in_compressed_arrays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["a" * 5000, "~nobody-of-this-name/x", "x\0y", None, 5, b"x", ""])
-def test_paths_that_are_none(path: Any) -> None:
+def test_invalid_paths(path: Any) -> None:
     with pytest.raises(vitral.VitralError):
         vitral.load(path)
     with pytest.raises(vitral.VitralError):
@@ -222,12 +225,12 @@ def test_saving_with_odd_arguments(options: dict[str, Any], tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "asked", [dict(image_size=10**6), dict(image_size=4 * 10**8), dict(channels=10**6), dict(registers=2**30)]
+    "overrides", [dict(image_size=10**6), dict(image_size=4 * 10**8), dict(channels=10**6), dict(registers=2**30)]
 )
-def test_loading_what_nobody_has_memory_for(asked: dict[str, Any], tmp_path: Path) -> None:
+def test_overrides_that_no_memory_holds(overrides: dict[str, Any], tmp_path: Path) -> None:
     vitral.save(small_model(), tmp_path / "x.safetensors")
     with pytest.raises(vitral.VitralError):
-        vitral.load(tmp_path / "x.safetensors", **asked)
+        vitral.load(tmp_path / "x.safetensors", **overrides)
 
 
 def test_a_model_that_is_not_what_its_config_says(tmp_path: Path) -> None:
@@ -245,7 +248,7 @@ def test_a_model_that_is_not_what_its_config_says(tmp_path: Path) -> None:
         vitral.save(broken, tmp_path / "x.safetensors")
 
 
-def test_a_fresh_head_has_the_precision_of_the_rest(tmp_path: Path) -> None:
+def test_a_new_head_has_the_precision_of_the_rest(tmp_path: Path) -> None:
     vitral.save(small_model().bfloat16(), tmp_path / "x.safetensors")
     loaded = vitral.load(tmp_path / "x.safetensors", num_classes=3)
     assert loaded.model(torch.randn(1, 3, 16, 16).bfloat16()).shape == (1, 3)
@@ -260,36 +263,36 @@ def test_our_own_files_of_timm_that_are_not_square(size: tuple[int, int], tmp_pa
         vitral.save(model, tmp_path / name, dialect="timm")
         assert torch.equal(vitral.load(tmp_path / name).model(images), model(images))
     written = vitral.save(model, tmp_path / "x.pth", dialect="timm")
-    assert torch.equal(vitral.load(tmp_path / "x.pth", **written.tell).model(images), model(images))
+    assert torch.equal(vitral.load(tmp_path / "x.pth", **written.load_options).model(images), model(images))
 
 
-def test_what_a_file_cannot_say_is_told(tmp_path: Path) -> None:
+def test_fields_that_a_file_cannot_store_are_returned(tmp_path: Path) -> None:
     model = small_model(pool="mean", class_token=True)
     written = vitral.save(model, tmp_path / "x.pth", dialect="timm", labels=list("abcdefg"))
-    assert written.tell["pool"] == "mean"
+    assert written.load_options["pool"] == "mean"
     assert "labels" in str(written.notes)
     images = torch.randn(2, 3, 16, 16)
-    assert torch.equal(vitral.load(tmp_path / "x.pth", **written.tell).model(images), model(images))
+    assert torch.equal(vitral.load(tmp_path / "x.pth", **written.load_options).model(images), model(images))
 
 
-def test_guesses_stay_guesses(tmp_path: Path) -> None:
+def test_assumptions_are_inherited(tmp_path: Path) -> None:
     vitral.save(small_model(width=64, heads=1), tmp_path / "x.pth", dialect="timm")
     loaded = vitral.load(tmp_path / "x.pth")
     vitral.save(loaded, tmp_path / "x.safetensors")
     again = vitral.load(tmp_path / "x.safetensors")
     assert again.report is not None
     assert "DeiT" in str(again.report.assumed)
-    told = vitral.load(tmp_path / "x.safetensors", preprocess=dict(mean=(0.4, 0.4, 0.4)))
-    assert told.report is not None
-    assert "DeiT" not in str(told.report.assumed)
+    changed = vitral.load(tmp_path / "x.safetensors", preprocess=dict(mean=(0.4, 0.4, 0.4)))
+    assert changed.report is not None
+    assert "DeiT" not in str(changed.report.assumed)
 
 
 def test_other_pools_on_any_dialect(tmp_path: Path) -> None:
     images = torch.randn(2, 3, 16, 16)
     for dialect in ("timm", "torchvision", "huggingface"):
         vitral.save(small_model(), tmp_path / f"{dialect}.safetensors", dialect=dialect)
-        for asked in (dict(pool="map"), dict(pool="mean"), dict(pool="mean", class_token=False)):
-            assert vitral.load(tmp_path / f"{dialect}.safetensors", **asked).model(images).shape == (2, 7)
+        for overrides in (dict(pool="map"), dict(pool="mean"), dict(pool="mean", class_token=False)):
+            assert vitral.load(tmp_path / f"{dialect}.safetensors", **overrides).model(images).shape == (2, 7)
 
 
 def test_files_can_be_read_by_others(tmp_path: Path) -> None:

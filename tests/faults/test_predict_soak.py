@@ -1,4 +1,4 @@
-"""Ten thousand pictures, five hundred of them bad, by a command that is killed ten times.
+"""Predict ten thousand images, five hundred of them unreadable, with a command that is killed ten times.
 
 python -m pytest -m soak -s tests/faults/test_predict_soak.py      # about two minutes on 2 cores
 """
@@ -14,41 +14,41 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.pictures import class_folders, encoded, photo, png_header
-from vitral.training.entry import train
+import vitral
+from tests.data.images import class_folders, encoded, photo, png_header
 
 COUNT, BAD, KILLS = 10_000, 500, 10
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    place = tmp_path_factory.mktemp("model")
-    photos = class_folders(place / "photos", {"red": 40, "green": 40, "blue": 40}, size=(16, 16))
+    folder = tmp_path_factory.mktemp("model")
+    photos = class_folders(folder / "photos", {"red": 40, "green": 40, "blue": 40}, size=(16, 16))
     settings = dict(model="vit-pico4", network=dict(width=48, depth=1, heads=3), image_size=16, batch_size=8, epochs=4)
-    list(train(photos, out=place / "run", optim=dict(name="adamw", lr=3e-3), **settings))
-    return str(place / "run")
+    run = vitral.train(photos, out=folder / "run", optim=dict(name="adamw", lr=3e-3), progress=False, **settings)
+    return str(run.folder)
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, str]]:
-    """Paths, and the true label of each good one."""
-    folder = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, str]]:
+    """Return the paths, and the label of each readable image."""
+    folder = tmp_path_factory.mktemp("images")
     source = class_folders(folder / "source", {"red": 12, "green": 12, "blue": 12}, size=(16, 16))
     good = [(path.parent.name, path.read_bytes()) for path in sorted(source.glob("*/*.png"))]
     jpeg = encoded(photo(), "JPEG")
-    bad = [b"", b"no picture", jpeg[: len(jpeg) // 2], png_header(30_000, 30_000), b"\x89PNG\r\n\x1a\n" + b"\0" * 50]
-    places = set(random.Random(0).sample(range(COUNT), BAD))
-    files, truth = [], {}
+    bad = [b"", b"not an image", jpeg[: len(jpeg) // 2], png_header(30_000, 30_000), b"\x89PNG\r\n\x1a\n" + b"\0" * 50]
+    unreadable = set(random.Random(0).sample(range(COUNT), BAD))
+    files, labels = [], {}
     for number in range(COUNT):
         path = folder / f"{number:05d}.png"
-        if number in places:
+        if number in unreadable:
             path.write_bytes(bad[number % len(bad)])
         else:
             label, content = good[number % len(good)]
             path.write_bytes(content)
-            truth[str(path)] = label
+            labels[str(path)] = label
         files.append(str(path))
-    return files, truth
+    return files, labels
 
 
 def start(model: str, out: Path, *more: str) -> subprocess.Popen[str]:
@@ -63,18 +63,18 @@ def feed(process: subprocess.Popen[str], files: list[str]) -> None:
     process.stdin.close()
 
 
-def check(out: Path, files: list[str], truth: dict[str, str]) -> None:
+def check(out: Path, files: list[str], labels: dict[str, str]) -> None:
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["file"] for row in rows] == files
     assert sum("error" in row for row in rows) == BAD
-    assert sum(row.get("label") == truth[row["file"]] for row in rows if row["file"] in truth) == COUNT - BAD
+    assert sum(row.get("label") == labels[row["file"]] for row in rows if row["file"] in labels) == COUNT - BAD
 
 
 @pytest.mark.soak
-def test_every_picture_has_its_row_and_memory_stays_flat(
-    model: str, pictures: tuple[list[str], dict[str, str]], tmp_path: Path
+def test_every_image_has_its_row_and_memory_stays_flat(
+    model: str, images: tuple[list[str], dict[str, str]], tmp_path: Path
 ) -> None:
-    files, truth = pictures
+    files, labels = images
     out = tmp_path / "rows.jsonl"
     process = start(model, out)
     feed(process, files)
@@ -88,27 +88,27 @@ def test_every_picture_has_its_row_and_memory_stays_flat(
             break
         time.sleep(0.2)
     assert process.wait() == 3
-    check(out, files, truth)
+    check(out, files, labels)
     early = max(size for done, size in sizes if 1000 <= done <= 3000)
     late = max(size for done, size in sizes if done >= 9000)
-    print(f"resident: {early / 1024:.0f} MiB after 1,000 to 3,000 pictures, {late / 1024:.0f} MiB at the end")
+    print(f"resident: {early / 1024:.0f} MiB after 1,000 to 3,000 images, {late / 1024:.0f} MiB at the end")
     assert late <= 1.02 * early
 
 
 @pytest.mark.soak
-def test_killed_ten_times_no_row_is_lost_or_doubled(
-    model: str, pictures: tuple[list[str], dict[str, str]], tmp_path: Path
+def test_no_row_is_lost_or_duplicated_by_ten_kills(
+    model: str, images: tuple[list[str], dict[str, str]], tmp_path: Path
 ) -> None:
-    files, truth = pictures
+    files, labels = images
     out = tmp_path / "rows.jsonl"
     chance = random.Random(1)
     for _ in range(KILLS):
         before = out.stat().st_size if out.exists() else 0
         process = start(model, out, "--resume")
         feed(process, files)
-        wanted = before + chance.randrange(10_000, 100_000)
+        target = before + chance.randrange(10_000, 100_000)
         deadline = time.monotonic() + 120
-        while (not out.exists() or out.stat().st_size < wanted) and process.poll() is None:
+        while (not out.exists() or out.stat().st_size < target) and process.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.002)
         assert process.poll() is None, "it ended before it could be killed"
@@ -117,4 +117,4 @@ def test_killed_ten_times_no_row_is_lost_or_doubled(
     process = start(model, out, "--resume")
     feed(process, files)
     assert process.wait() == 3
-    check(out, files, truth)
+    check(out, files, labels)

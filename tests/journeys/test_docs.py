@@ -1,4 +1,4 @@
-"""Every code block of the documentation runs: Python in one piece a page, commands one by one."""
+"""Run every code block of the documentation: the Python of a page as one script, its commands one by one."""
 
 import re
 import runpy
@@ -14,9 +14,9 @@ from tests.cli.typed import typed
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# Install, or run these very tests: tried by tests/journeys/test_wheel.py and by whoever runs them.
+# These install something, run these very tests, or need the network.
 NOT_RUN_HERE = (
-    "make demo",  # a minute of training: tests/journeys/test_demo.py does the same with fewer steps
+    "make demo",  # tests/journeys/test_demo.py runs it with fewer steps
     "make test",
     "make soak",
     "make check",
@@ -25,7 +25,7 @@ NOT_RUN_HERE = (
     ".venv/bin/pip install",
     "pip install",
     "vitral describe hf:",
-    "vitral convert ViT-B_16.npz",  # need the network, or a file of hundreds of megabytes
+    "vitral convert ViT-B_16.npz",  # a file of hundreds of megabytes
 )
 
 
@@ -39,8 +39,10 @@ def name(page: Path) -> str:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python", "sh")], ids=name)
 def test_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All Python of a page in one piece, then its commands one by one, in one folder; those of the README, and exports,
-    which trace the code, each in a process of its own, as a person has them."""
+    """Run the Python of a page, then its commands, in one folder.
+
+    The commands of the README and exports, which trace the code, run in processes of their own.
+    """
     script = tmp_path / "page.py"
     script.write_text("\n".join(blocks(page, "python")), encoding="utf-8")
     run([sys.executable, "-W", "error", str(script)], tmp_path)
@@ -58,8 +60,8 @@ def test_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def commands(page: Path) -> list[str]:
     lines = [line.split("  #")[0].strip() for code in blocks(page, "sh") for line in code.splitlines()]
-    own = [line for line in lines if " photos" not in line]  # the reader's pictures
-    return [line for line in own if line and not line.startswith(("#", *NOT_RUN_HERE))]
+    runnable = [line for line in lines if " photos" not in line]  # the reader's images
+    return [line for line in runnable if line and not line.startswith(("#", *NOT_RUN_HERE))]
 
 
 def run(words: list[str], folder: Path) -> None:
@@ -67,13 +69,13 @@ def run(words: list[str], folder: Path) -> None:
     assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
 
 
-def test_every_block_says_its_language() -> None:
+def test_every_block_names_its_language() -> None:
     for page in PAGES:
         languages = {language for language, _ in BLOCK.findall(page.read_text(encoding="utf-8"))}
         assert languages <= {"python", "sh"}, f"{page}: {languages}"
 
 
-def test_links_to_files_lead_somewhere() -> None:
+def test_links_to_files_exist() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if not target.startswith("http"):
@@ -89,13 +91,13 @@ def test_examples(example: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_numbers_of_the_readme_are_those_of_the_newest_results() -> None:
+def test_the_readme_has_the_newest_benchmark_results() -> None:
     from benchmarks.table import write_readme
 
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert readme == write_readme(readme), "run: python -m benchmarks.table"
 
 
-def test_the_page_of_fields_is_that_of_the_source() -> None:
-    made = runpy.run_path(str(ROOT / "docs" / "fields.py"))["make_page"]()
-    assert (ROOT / "docs" / "config.md").read_text(encoding="utf-8") == made, "run: python docs/fields.py"
+def test_the_page_of_fields_matches_the_source() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "fields.py"))["make_page"]()
+    assert (ROOT / "docs" / "config.md").read_text(encoding="utf-8") == page, "run: python docs/fields.py"

@@ -1,4 +1,4 @@
-"""Attention against slow, obvious references: a loop over images, heads, queries and keys."""
+"""Attention equals a slow, obvious reference: a loop over images, heads, queries and keys."""
 
 from math import sqrt
 from typing import Any
@@ -13,25 +13,25 @@ from vitral.model.attention import Attention, AxialAttention
 
 
 def slow_attention(
-    module: Attention, x: Tensor, relative_row: Any = None, may_look: Any = lambda query, key: True
+    module: Attention, x: Tensor, relative_row: Any = None, attends: Any = lambda query, key: True
 ) -> Tensor:
-    """softmax(q k / sqrt(d) + q r / sqrt(d)) v, one number at a time."""
+    """Compute softmax(q k / sqrt(d) + q r / sqrt(d)) v, one number at a time."""
     heads, width = module.heads, x.shape[-1]
     size = width // heads
     mixed = torch.zeros_like(x)
     for image in range(len(x)):
         q, k, v = (x[image] @ module.to_qkv.weight.T + module.to_qkv.bias).split(width, dim=-1)
         for head in range(heads):
-            part = slice(head * size, (head + 1) * size)
+            columns = slice(head * size, (head + 1) * size)
             for query in range(x.shape[1]):
                 logits = torch.full((x.shape[1],), float("-inf"))
                 for key in range(x.shape[1]):
-                    if may_look(query, key):
-                        row = k[key, part]
+                    if attends(query, key):
+                        row = k[key, columns]
                         if relative_row is not None:
-                            row = row + relative_row(query, key)[part]
-                        logits[key] = q[query, part] @ row / sqrt(size)
-                mixed[image, query, part] = logits.softmax(0) @ v[:, part]
+                            row = row + relative_row(query, key)[columns]
+                        logits[key] = q[query, columns] @ row / sqrt(size)
+                mixed[image, query, columns] = logits.softmax(0) @ v[:, columns]
     return mixed @ module.to_out.weight.T + module.to_out.bias
 
 
@@ -55,7 +55,7 @@ def test_full_attention() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize(("pool", "registers"), [("mean", 0), ("token", 0), ("token", 2)])
 def test_relative_positions_are_extra_keys(pool: Any, registers: int) -> None:
-    """D.4: each one-dimensional offset p_q - p_k has an embedding that the content query meets as a key."""
+    """D.4: each one-dimensional offset p_q - p_k has an embedding that acts as a key."""
     model = small_model(position="relative", image_size=(8, 12), pool=pool, registers=registers)
     x, packing = one_block_input(model, 8, 12)
     module, extras, patches = first_attention(model), model.config.extra_tokens, 6
@@ -73,7 +73,7 @@ def test_relative_positions_are_extra_keys(pool: Any, registers: int) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", [(16, 20), (4, 24), (4, 4)])
-def test_relative_positions_on_another_grid_are_scaled_to_the_trained_one(size: tuple[int, int]) -> None:
+def test_relative_positions_scale_to_another_grid(size: tuple[int, int]) -> None:
     model = small_model(position="relative", image_size=(8, 12), pool="mean")
     x, packing = one_block_input(model, *size)
     module, (rows, columns) = first_attention(model), (size[0] // 4, size[1] // 4)
@@ -96,8 +96,8 @@ def test_relative_positions_on_another_grid_are_scaled_to_the_trained_one(size: 
 @pytest.mark.parametrize("position", ["learned", "relative"])
 @pytest.mark.parametrize(("pool", "registers"), [("mean", 0), ("token", 2)])
 @pytest.mark.parametrize("block", [0, 1])
-def test_axial_attention_stays_on_its_line(position: Any, pool: Any, registers: int, block: int) -> None:
-    """D.6: rows, then columns; class token and registers see and are seen by all."""
+def test_axial_attention_stays_within_its_line(position: Any, pool: Any, registers: int, block: int) -> None:
+    """D.6: rows, then columns; class token and registers attend to all, and all to them."""
     model = small_model(attention="axial", position=position, image_size=(8, 12), pool=pool, registers=registers)
     assert len(model.blocks) == 2 * model.config.depth
     x, packing = one_block_input(model, 8, 12)
@@ -107,7 +107,7 @@ def test_axial_attention_stays_on_its_line(position: Any, pool: Any, registers: 
     def line(token: int) -> int:
         return divmod(token - extras, 3)[block]  # the row in the first block, the column in the second
 
-    def may_look(query: int, key: int) -> bool:
+    def attends(query: int, key: int) -> bool:
         return query < extras or key < extras or line(query) == line(key)
 
     def relative_row(query: int, key: int) -> Tensor:
@@ -118,7 +118,7 @@ def test_axial_attention_stays_on_its_line(position: Any, pool: Any, registers: 
             return module.relative.extra_rows[extras + query]
         return module.relative.offset_rows[query - key + 5]
 
-    expected = slow_attention(module, x, relative_row if position == "relative" else None, may_look)
+    expected = slow_attention(module, x, relative_row if position == "relative" else None, attends)
     torch.testing.assert_close(module(x, packing), expected, atol=1e-5, rtol=1e-5)
 
 

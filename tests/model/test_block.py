@@ -1,4 +1,4 @@
-"""Dropout in the paper's four places, stochastic depth, layer scale."""
+"""Blocks apply dropout as in the paper, stochastic depth and layer scale."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ def names_of_dropouts(model: ViT) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, nn.Dropout)]
 
 
-def test_dropout_sits_in_the_four_places_of_the_paper() -> None:
+def test_dropout_modules_are_those_of_the_paper() -> None:
     """After adding positions, after the attention's output, and after each of the two MLP layers (B.1)."""
     assert names_of_dropouts(small_model(dropout=0.1, depth=1)) == [
         "dropout",
@@ -23,7 +23,7 @@ def test_dropout_sits_in_the_four_places_of_the_paper() -> None:
     assert names_of_dropouts(small_model()) == []
 
 
-def test_each_dropout_is_applied_once_to_what_the_paper_says() -> None:
+def test_each_dropout_is_applied_once_as_in_the_paper() -> None:
     model = small_model(dropout=0.3, depth=1).train()
     block = model.blocks[0]
     outputs: dict[str, Tensor] = {}
@@ -44,7 +44,7 @@ def test_each_dropout_is_applied_once_to_what_the_paper_says() -> None:
     assert {name: len(calls) for name, calls in inputs.items()} == dict.fromkeys(expected, 1)
     for name, value in expected.items():
         assert torch.equal(inputs[name][0], value), name
-    # What each dropout put out went on: into the last layer of the MLP, and into the sums.
+    # The outputs of the dropouts are used: by the last layer of the MLP, and by the residual sums.
     dropped = outputs["blocks.0.mlp.dropout"]
     assert torch.equal(block.mlp.contract(dropped), outputs["blocks.0.mlp.contract"])
     total = outputs["dropout"] + outputs["blocks.0.after_attention.dropout"] + outputs["blocks.0.after_mlp.dropout"]
@@ -55,9 +55,9 @@ def test_the_head_has_no_dropout() -> None:
     assert not any("pool" in name for name in names_of_dropouts(small_model(dropout=0.1, pool="map")))
 
 
-@pytest.mark.parametrize("place", ["dropout", "attention_dropout", "drop_path"])
-def test_randomness_only_in_training(place: str) -> None:
-    model = small_model(**{place: 0.5})
+@pytest.mark.parametrize("field", ["dropout", "attention_dropout", "drop_path"])
+def test_randomness_only_in_training(field: str) -> None:
+    model = small_model(**{field: 0.5})
     images = torch.randn(4, 3, 16, 16)
     assert torch.equal(model(images), model(images))
     torch.testing.assert_close(model(images), small_model()(images))
@@ -65,8 +65,8 @@ def test_randomness_only_in_training(place: str) -> None:
     assert not torch.equal(model(images), model(images))
 
 
-def test_attention_dropout_is_the_same_kind_of_noise_while_recording() -> None:
-    """Without the fused kernel the mean over many draws is that of the fused one."""
+def test_attention_dropout_while_recording() -> None:
+    """The mean over many draws equals that of the fused kernel."""
     import vitral
 
     model = small_model(attention_dropout=0.3, depth=1).train()
@@ -97,9 +97,9 @@ def test_stochastic_depth_drops_whole_images_when_packed() -> None:
     images = [torch.randn(3, *size) for size in [(16, 16), (8, 24)] * 20]
     x, packing = model.embed(images)
     out = model.blocks[1].after_mlp(torch.ones_like(x), packing)
-    parts = packing.per_image(packing.split(out))
-    assert {float(value) for part in parts for value in part.unique()} == {0.0, 2.0}
-    assert all(len(part.unique()) == 1 for part in parts)
+    per_image = packing.per_image(packing.split(out))
+    assert {float(value) for factors in per_image for value in factors.unique()} == {0.0, 2.0}
+    assert all(len(factors.unique()) == 1 for factors in per_image)
 
 
 def test_layer_scale_multiplies_each_branch() -> None:

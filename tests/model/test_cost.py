@@ -1,4 +1,4 @@
-"""Costs counted from the description equal those of the network that is built."""
+"""Costs computed from the config equal those of the built network."""
 
 from typing import Any
 
@@ -21,12 +21,13 @@ VARIANTS: list[dict[str, Any]] = [
     dict(attention="axial", position="relative", image_size=(8, 24)),
     dict(stem=ConvStem(widths=(8, 16), norm="batch"), patch_size=1, image_size=(20, 33)),
     dict(stem=ResNetStem(stages=(1, 2), width_factor=2), patch_size=1, image_size=(57, 70)),
+    dict(stem=ResNetStem(stages=(1, 1), width_factor=0.5), patch_size=1, image_size=64),
     dict(num_classes=0, channels=5),
     dict(position="relative", position_grid=(3, 5)),
 ]
 
 
-def check_against_the_network(config: Config) -> None:
+def check_against_network(config: Config) -> None:
     with torch.device("meta"):
         model = build(config).eval()
         images = torch.empty(1, config.channels, *config.image_hw)
@@ -38,13 +39,13 @@ def check_against_the_network(config: Config) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_named_model(name: str) -> None:
-    check_against_the_network(named_config(name))
+def test_named_models(name: str) -> None:
+    check_against_network(named_config(name))
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_every_choice(variant: dict[str, Any]) -> None:
-    check_against_the_network(small_config(**variant))
+def test_variants(variant: dict[str, Any]) -> None:
+    check_against_network(small_config(**variant))
 
 
 def test_another_size() -> None:
@@ -52,7 +53,7 @@ def test_another_size() -> None:
     assert count_cost(config, (384, 384)) == count_cost(named_config("vit-s16", image_size=384, position_grid=(14, 14)))
 
 
-def test_another_size_is_counted_without_memory() -> None:
+def test_another_size_on_the_meta_device() -> None:
     config = small_config()
     with torch.device("meta"):
         model, images = build(config), torch.empty(1, 3, 24, 32)
@@ -63,7 +64,7 @@ def test_another_size_is_counted_without_memory() -> None:
 
 
 def measure_kept_for_backward(config: Config, batch: int) -> int:
-    """Bytes of all distinct storages that autograd saves, other than parameters."""
+    """Return the bytes of all distinct storages that autograd saves, except parameters."""
     model = build(config)
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, Tensor] = {}

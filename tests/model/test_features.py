@@ -1,4 +1,4 @@
-"""Tokens by their names."""
+"""Features name the tokens of a batch, of a list and of layers."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tests.conftest import small_model
 from vitral import ConfigError
 
 
-def test_named_tokens_of_a_batch() -> None:
+def test_tokens_of_a_batch() -> None:
     model = small_model(registers=2, position="sincos-2d")
     images = torch.randn(2, 3, 8, 12)
     features = model.features(images)
@@ -24,7 +24,7 @@ def test_named_tokens_of_a_batch() -> None:
 
 
 @pytest.mark.parametrize("pool", ["mean", "map", "none"])
-def test_pooled_is_what_the_head_sees(pool: Any) -> None:
+def test_pooled_is_the_input_of_the_head(pool: Any) -> None:
     model = small_model(pool=pool, norm_after_pool=pool == "mean", representation=9)
     images = torch.randn(2, 3, 16, 16)
     features = model.features(images)
@@ -53,19 +53,19 @@ def test_a_list_of_images_gives_a_list_of_features() -> None:
         torch.testing.assert_close(packed.layers[0].patches, alone.layers[0].patches, atol=1e-5, rtol=1e-5)
 
 
-def test_printed_are_shapes() -> None:
+def test_repr_shows_shapes() -> None:
     model = small_model()
     features = model.features(torch.randn(2, 3, 16, 16), layers=0)
     assert repr(features).startswith("Features(cls=(2, 48), registers=(2, 0, 48), patches=(2, 16, 48), grid=(4, 4),")
     assert "layers=ByLayer({0: Tokens(cls=(2, 48)" in repr(features)
 
 
-def test_a_layer_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="no layer 2; this model has 0 to 1"):
+def test_unknown_layer() -> None:
+    with pytest.raises(ConfigError, match="no layer 2 .*0 to 1"):
         small_model().features(torch.randn(1, 3, 16, 16), layers=[2])
 
 
-def test_without_a_head_the_model_gives_its_pooled_features() -> None:
+def test_model_without_head_returns_pooled_features() -> None:
     model = small_model(num_classes=0)
     images = torch.randn(2, 3, 16, 16)
     assert torch.equal(model(images), model.features(images).pooled)

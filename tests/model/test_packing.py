@@ -1,4 +1,4 @@
-"""A list of images of any sizes gives what each image gives alone."""
+"""A list of images of any sizes gives the logits of each image alone."""
 
 from itertools import product
 from typing import Any
@@ -69,32 +69,32 @@ def test_packed_gradients_equal_those_of_each_image_alone(variant: dict[str, Any
     for ours, expected in zip(packed, alone, strict=True):
         assert (ours is None) == (expected is None)
         if ours is not None:
-            # Some processors convolve several images with another kernel than one; the stem's norms make it visible.
+            # Some processors convolve batches with another kernel than single images; the stem's norms amplify that.
             assert (ours - expected).abs().max() <= 3e-5 * largest
 
 
-def test_no_token_is_padding() -> None:
+def test_sequence_has_no_padding() -> None:
     model = small_model()
     x, packing = model.embed(make_images([(4, 4), (2, 5), (4, 4), (6, 1)]))
     assert x.shape == (1, 17 + 11 + 17 + 7, 48)
     assert [group.images for group in packing.groups] == [2, 1, 1]
 
 
-def test_the_order_of_the_list_is_the_order_of_the_answers() -> None:
+def test_logits_follow_the_order_of_the_list() -> None:
     model = small_model()
     images = make_images([(1, 2), (4, 4), (1, 2), (3, 3), (4, 4)])
     order = [3, 0, 4, 1, 2]
-    answers = model(images)
-    torch.testing.assert_close(model([images[i] for i in order]), answers[order], atol=1e-5, rtol=0)
+    logits = model(images)
+    torch.testing.assert_close(model([images[i] for i in order]), logits[order], atol=1e-5, rtol=0)
 
 
-def test_a_list_of_one_size_is_the_batch() -> None:
+def test_list_of_equal_sizes_equals_the_batch() -> None:
     model = small_model()
     images = torch.randn(3, 3, 16, 16)
     assert torch.equal(model(list(images)), model(images))
 
 
-def test_an_answer_does_not_depend_on_its_batch() -> None:
+def test_logits_do_not_depend_on_the_batch() -> None:
     model = small_model()
     images = torch.randn(9, 3, 16, 16)
     torch.testing.assert_close(model(images)[:2], model(images[:2]), atol=1e-5, rtol=0)
@@ -109,17 +109,17 @@ def test_an_answer_does_not_depend_on_its_batch() -> None:
         (torch.zeros(1, 3, 2, 16), "2 x 16 pixels.*to 4 x 16"),
         (torch.zeros(1, 3, 16, 16, dtype=torch.uint8), "floating-point.*uint8"),
         (torch.zeros(1, 16, 16, 3), r"Channels seem to come last: use images.movedim\(-1, 1\)"),
-        (torch.zeros(1, 1, 3, 16, 16), r"this is \(1, 1, 3, 16, 16\)\.$"),
-        (torch.zeros(1, 3, 16, 16, dtype=torch.float64), "float64 and the model is torch.float32. Convert one of them"),
-        (torch.zeros(1, 3, 16, 16, device="meta"), "images are on meta and the model is on cpu. Move one of them"),
-        ([], "an empty list"),
+        (torch.zeros(1, 1, 3, 16, 16), r"got \(1, 1, 3, 16, 16\)\)\.$"),
+        (torch.zeros(1, 3, 16, 16, dtype=torch.float64), "float64.*model is torch.float32. Convert them"),
+        (torch.zeros(1, 3, 16, 16, device="meta"), "images are on meta.*model is on cpu. Move them"),
+        ([], "list of images is empty"),
         ([torch.zeros(1, 3, 16, 16)], r"\(channels, height, width\)"),
-        ([torch.zeros(3, 16, 16), torch.zeros(3, 16, 16).half()], "Number 1 of the list: The images are torch.float16"),
-        ([torch.zeros(3, 16, 16), torch.zeros(3, 16, 18)], "Number 1 of the list: An image of 16 x 18 pixels"),
+        ([torch.zeros(3, 16, 16), torch.zeros(3, 16, 16).half()], r"images\[1\]: The images are torch.float16"),
+        ([torch.zeros(3, 16, 16), torch.zeros(3, 16, 18)], r"images\[1\]: An image of 16 x 18 pixels"),
         ([torch.zeros(3, 16, 16), torch.zeros(1, 16, 16)], "have 1\\."),
         ([torch.zeros(3, 16, 16), torch.zeros(3, 16, 16, dtype=torch.uint8)], "uint8"),
     ],
 )
-def test_unusable_images(images: Any, message: str) -> None:
+def test_invalid_images(images: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         arrange(images, small_config(), torch.zeros(1))

@@ -1,4 +1,4 @@
-"""Positions on the trained grid and on others."""
+"""Positions on the trained grid and on other grids."""
 
 from typing import Any
 
@@ -24,8 +24,8 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("to", [(7, 7), (2, 9), (1, 1), (4, 4), (24, 3)])
 def test_resampling_is_interpolation(method: Any, grid: tuple[int, int], to: tuple[int, int]) -> None:
     table = torch.randn(grid[0] * grid[1], 8)
-    picture = table.T.unflatten(1, grid)[None]
-    expected = F.interpolate(picture, size=to, **METHODS[method])[0].flatten(1).T
+    maps = table.T.unflatten(1, grid)[None]
+    expected = F.interpolate(maps, size=to, **METHODS[method])[0].flatten(1).T
     torch.testing.assert_close(resample_rows(table, grid, to, method), expected, atol=2e-6, rtol=1e-5)
 
 
@@ -42,17 +42,15 @@ def test_bilinear_corners_equals_googles_zoom() -> None:
             upper = old[y0, x0] * (1 - fx) + old[y0, x0 + 1] * fx
             lower = old[y0 + 1, x0] * (1 - fx) + old[y0 + 1, x0 + 1] * fx
             new[row, column] = upper * (1 - fy) + lower * fy
-    moved = resample_rows(table.float(), (3, 4), (5, 9), "bilinear-corners")
-    torch.testing.assert_close(moved, new.flatten(0, 1).float(), atol=1e-6, rtol=1e-5)
+    resampled = resample_rows(table.float(), (3, 4), (5, 9), "bilinear-corners")
+    torch.testing.assert_close(resampled, new.flatten(0, 1).float(), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("position", ["learned", "learned-2d", "sincos-2d"])
 @pytest.mark.parametrize("registers", [0, 2])
-def test_another_size_is_as_if_the_table_had_been_resampled_when_loading(
-    method: Any, position: Any, registers: int
-) -> None:
-    """Bit for bit: resampling on the way through, and a model that was built with the resampled table."""
+def test_another_size_equals_a_resampled_table(method: Any, position: Any, registers: int) -> None:
+    """Resampling in the forward pass equals a model built with the resampled table, bit for bit."""
     fields = dict(position=position, position_resample=method, registers=registers)
     model = small_model(**fields)
     images = torch.randn(2, 3, 24, 12)
@@ -67,7 +65,7 @@ def test_another_size_is_as_if_the_table_had_been_resampled_when_loading(
     assert torch.equal(model(images), loaded(images))
 
 
-def test_position_grid_says_on_which_grid_the_table_lives() -> None:
+def test_position_grid_sets_the_grid_of_the_table() -> None:
     model = small_model(image_size=32, position_grid=(4, 4))
     assert model.positions[0].table.shape == (17, 48)
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 7)
@@ -81,7 +79,7 @@ def test_the_interpolation_is_cached_and_the_table_is_not() -> None:
     with torch.no_grad():
         model.positions[0].table.mul_(2)
     assert not torch.equal(before, model(images))
-    model.train()(images).sum().backward()  # constants that were made in inference mode do not get in the way
+    model.train()(images).sum().backward()  # constants cached in inference mode still allow training
     assert model.positions[0].table.grad.abs().sum() > 0
 
 
@@ -95,7 +93,7 @@ def test_two_dimensional_positions_are_x_and_y_halves() -> None:
             assert torch.equal(rows[1 + row * 3 + column], expected)
 
 
-def test_sincos_is_big_visions() -> None:
+def test_sincos_equals_big_vision() -> None:
     rows, columns, width = 2, 3, 8
     table = sincos_rows(rows, columns, width, CPU)
     for y in range(rows):
@@ -106,14 +104,14 @@ def test_sincos_is_big_visions() -> None:
                 torch.testing.assert_close(table[y * columns + x, k :: width // 4], torch.stack(expected))
 
 
-def test_fixed_positions_leave_class_token_and_registers_alone() -> None:
+def test_fixed_positions_skip_class_token_and_registers() -> None:
     model = small_model(position="sincos-2d", registers=2)
     assert not model.positions[0].rows((4, 4), model.head.weight)[:3].any()
     assert not list(model.positions.parameters())
 
 
-def logits_by_the_words_of_table_8(model: Any, images: Tensor, position_at: str) -> Tensor:
-    """Positions are added once, or to the input of each layer from a table of its own or a shared one."""
+def logits_of_table_8(model: Any, images: Tensor, position_at: str) -> Tensor:
+    """Add positions once, or to the input of each layer from separate tables or a shared one."""
     x = model.prepend_extras(model.patches(images))
     for index, block in enumerate(model.blocks):
         if index == 0 or position_at != "stem":
@@ -127,7 +125,7 @@ def test_where_positions_are_added(position_at: Any, tables: int) -> None:
     model = small_model(position_at=position_at, depth=3)
     assert len(model.positions) == tables
     images = torch.randn(2, 3, 16, 16)
-    torch.testing.assert_close(model(images), logits_by_the_words_of_table_8(model, images, position_at))
+    torch.testing.assert_close(model(images), logits_of_table_8(model, images, position_at))
 
 
 def test_without_positions_the_order_of_patches_does_not_matter() -> None:
@@ -152,8 +150,8 @@ def test_patches_and_positions_permuted_together_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("position", ["learned", "sincos-2d", "relative"])
-def test_constants_do_not_remember_how_they_were_first_made(position: Any) -> None:
-    """Another default dtype, fake tensors or inference mode at the first call leave nothing behind for the next."""
+def test_cached_constants_do_not_depend_on_the_first_call(position: Any) -> None:
+    """Another default dtype or fake tensors in the first call leave nothing behind for the next."""
     from torch._subclasses import FakeTensorMode
 
     model = small_model(position=position)

@@ -1,4 +1,4 @@
-"""The table of names, and the parameter counts of the reference implementation's own tests (FACTS 1.1)."""
+"""Names in all spellings, and the parameter counts of the reference implementation."""
 
 from typing import get_args
 
@@ -64,7 +64,7 @@ def test_parameter_count_with_the_head_of_imagenet_21k() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_makes_a_model_that_runs(name: str) -> None:
+def test_every_named_model_runs(name: str) -> None:
     model = create_on_meta(name, num_classes=10)
     images = torch.empty(2, 3, *model.config.image_hw, device="meta")
     assert model(images).shape == (2, 10)
@@ -105,34 +105,34 @@ def test_all_spellings_of_the_paper(spelling: str, name: str) -> None:
         ("vit-nan4", "vit-nano4"),
     ],
 )
-def test_an_unknown_name_suggests_the_nearest(wrong: str, suggestion: str) -> None:
+def test_unknown_name_suggests_the_closest(wrong: str, suggestion: str) -> None:
     with pytest.raises(vitral.ConfigError, match=f"Did you mean '{suggestion}'"):
         canonical_name(wrong)
 
 
-def test_a_known_size_with_another_patch_says_how_to_get_it() -> None:
-    message = r"Named are vit-l14, vit-l16, vit-l32; for another patch, create\('vit-l32', patch_size=7\)"
+def test_unnamed_patch_size_suggests_how_to_create_it() -> None:
+    message = r"vit-l14, vit-l16, vit-l32, or create\('vit-l32', patch_size=7\)"
     with pytest.raises(vitral.ConfigError, match=message):
         canonical_name("ViT-L/7")
     assert vitral.create("vit-nano4", patch_size=2).config.table_grid == (16, 16)
 
 
 @pytest.mark.parametrize("wrong", ["", "???", "1" * 500, "vit\n"])
-def test_nonsense_names_the_list(wrong: str) -> None:
+def test_nonsense_points_to_the_list(wrong: str) -> None:
     with pytest.raises(vitral.ConfigError, match="vitral models"):
         canonical_name(wrong)
 
 
-def test_the_type_checkers_list_of_baselines_is_that_of_the_table() -> None:
+def test_baseline_type_lists_every_bit() -> None:
     assert list(get_args(Baseline)) == [name for name in NAMES if name.startswith("bit-")]
 
 
-def test_overrides_replace_what_the_name_sets() -> None:
+def test_overrides_replace_fields_of_the_name() -> None:
     config = named_config("vit-b16", depth=3, image_size=384, pool="mean")
     assert (config.depth, config.width, config.table_grid) == (3, 768, (24, 24))
 
 
-def test_an_unknown_override_suggests_the_nearest() -> None:
+def test_unknown_override_suggests_the_closest() -> None:
     with pytest.raises(vitral.ConfigError, match="no field 'num_class'. Did you mean 'num_classes'"):
         vitral.create("vit-b16", num_class=10)
 

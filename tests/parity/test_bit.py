@@ -1,4 +1,4 @@
-"""BiT against timm's, with random weights, both ways through Google's npz and through timm's own names."""
+"""BiT equals timm's with random weights, through Google's npz files and through timm's names, both ways."""
 
 from pathlib import Path
 from typing import Any
@@ -8,19 +8,19 @@ import pytest
 import torch
 
 import vitral
-from benchmarks.peers import mend_torchvision
+from benchmarks.peers import repair_torchvision
 from vitral.errors import WeightsError
 
 
 def timm_model(num_classes: int) -> Any:
-    mend_torchvision()
+    repair_torchvision()
     import timm
 
     return timm.create_model("resnetv2_50x1_bit", num_classes=num_classes).eval()
 
 
-def randomise(model: torch.nn.Module) -> None:
-    """Weights large enough that the epsilon of the standardisation (1e-8 in timm, 1e-10 here) does not show."""
+def randomize(model: torch.nn.Module) -> None:
+    """Draw weights so large that the epsilon of the standardization (1e-8 in timm, 1e-10 here) does not matter."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -37,10 +37,10 @@ def images() -> torch.Tensor:
     return torch.randn(2, 3, 96, 64, generator=torch.Generator().manual_seed(1))
 
 
-def test_ours_in_timm(tmp_path: Path, images: torch.Tensor) -> None:
-    """timm's own reader of Google's files reads what we write."""
+def test_timm_reads_our_files(tmp_path: Path, images: torch.Tensor) -> None:
+    """timm's reader of Google's files reads the files that vitral writes."""
     ours = vitral.create("bit-r50x1", num_classes=21).eval()
-    randomise(ours)
+    randomize(ours)
     vitral.save(ours, tmp_path / "bit.npz", dialect="bit")
     theirs = timm_model(21)
     with torch.no_grad():
@@ -49,11 +49,11 @@ def test_ours_in_timm(tmp_path: Path, images: torch.Tensor) -> None:
 
 
 def test_other_depths_and_widths(tmp_path: Path) -> None:
-    mend_torchvision()
+    repair_torchvision()
     from timm.models.resnetv2 import _create_resnetv2_bit
 
     theirs = _create_resnetv2_bit("resnetv2_50x1_bit", layers=[2, 1, 3, 1], width_factor=2, num_classes=7).eval()
-    randomise(theirs)
+    randomize(theirs)
     torch.save(theirs.state_dict(), tmp_path / "timm.pth")
     ours = vitral.load(tmp_path / "timm.pth").model
     assert isinstance(ours, vitral.BiT)
@@ -68,9 +68,9 @@ def test_other_depths_and_widths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("numbered", [False, True])
-def test_timms_in_ours(tmp_path: Path, images: torch.Tensor, numbered: bool) -> None:
+def test_our_loader_reads_timm(tmp_path: Path, images: torch.Tensor, numbered: bool) -> None:
     theirs = timm_model(7)
-    randomise(theirs)
+    randomize(theirs)
     torch.save(theirs.state_dict(), tmp_path / "timm.pth")
     ours = vitral.load(tmp_path / "timm.pth").model
     assert isinstance(ours, vitral.BiT)
@@ -88,65 +88,66 @@ def test_timms_in_ours(tmp_path: Path, images: torch.Tensor, numbered: bool) -> 
     assert torch.equal(again(images), ours(images))
 
 
-def test_timms_config_json_is_read(tmp_path: Path) -> None:
-    """As timm writes it beside its weights: the size, the preprocessing and the labels."""
+def test_config_json_of_timm_is_read(tmp_path: Path) -> None:
+    """timm writes size, preprocessing and labels into a config.json beside its weights."""
     theirs = timm_model(3)
     from timm.models import save_for_hf
 
-    told = dict(
+    fields = dict(
         input_size=(3, 96, 96), crop_pct=0.9, interpolation="bicubic", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6)
     )
-    theirs.pretrained_cfg = {**theirs.pretrained_cfg, **told, "label_names": ["a", "b", "c"]}
+    theirs.pretrained_cfg = {**theirs.pretrained_cfg, **fields, "label_names": ["a", "b", "c"]}
     save_for_hf(theirs, tmp_path, model_config=dict(label_names=["a", "b", "c"]), safe_serialization=True)
-    found = vitral.load(tmp_path)
-    assert found.labels == ("a", "b", "c")
-    assert found.model.config.image_hw == (96, 96)
-    assert found.preprocess == vitral.Preprocess(
-        size=(96, 96), resize="crop", crop_fraction=0.9, interpolation="bicubic", mean=told["mean"], std=told["std"]
+    checkpoint = vitral.load(tmp_path)
+    assert checkpoint.labels == ("a", "b", "c")
+    assert checkpoint.model.config.image_hw == (96, 96)
+    assert checkpoint.preprocess == vitral.Preprocess(
+        size=(96, 96), resize="crop", crop_fraction=0.9, interpolation="bicubic", mean=fields["mean"], std=fields["std"]
     )
-    assert found.report is not None
-    assert found.report.assumed == ()
+    assert checkpoint.report is not None
+    assert checkpoint.report.assumed == ()
 
 
-def test_the_head_and_channels_can_be_changed(tmp_path: Path) -> None:
+def test_head_and_channels_can_be_changed(tmp_path: Path) -> None:
     ours = vitral.create("bit-r26x1", num_classes=5)
-    randomise(ours)
+    randomize(ours)
     vitral.save(ours, tmp_path / "bit.safetensors", labels=list("abcde"))
     same = vitral.load(tmp_path / "bit.safetensors")
     assert same.labels == tuple("abcde")
     assert isinstance(same.model, vitral.BiT)
     assert same.model.config == ours.config
     other = vitral.load(tmp_path / "bit.safetensors", num_classes=3, channels=1).model
-    grey = torch.randn(1, 1, 64, 64)
-    assert not other(grey).any()
+    gray = torch.randn(1, 1, 64, 64)
+    assert not other(gray).any()
     assert torch.allclose(other.root.weight, ours.root.weight.sum(1, keepdim=True))  # type: ignore[union-attr]
 
 
-def test_a_list_is_each_picture_by_itself(images: torch.Tensor) -> None:
+def test_list_equals_single_images(images: torch.Tensor) -> None:
     model = vitral.create("bit-r26x1", num_classes=4).eval()
-    randomise(model)
+    randomize(model)
     several = [images[0], images[0, :, :33, :47], images[1], images[1, :, 5:38, :47]]  # two of each size
     alone = [model(image[None]) for image in several]
     assert torch.allclose(model(several), torch.cat(alone), atol=1e-6)
     features = model.features(several)
-    assert [one.grid for one in features] == [(3, 2), (2, 2), (3, 2), (2, 2)]
+    assert [image.grid for image in features] == [(3, 2), (2, 2), (3, 2), (2, 2)]
     assert features[0].maps.shape == (1, 2048, 3, 2)
-    for image, found in zip(several, features, strict=True):
-        assert torch.allclose(found.pooled, model.features(image[None]).pooled, atol=1e-5)  # batches add otherwise
+    for image, packed in zip(several, features, strict=True):
+        # A batch sums in another order than a single image.
+        assert torch.allclose(packed.pooled, model.features(image[None]).pooled, atol=1e-5)
 
 
-def test_what_a_bit_is_not(tmp_path: Path) -> None:
+def test_unsupported_uses_of_a_bit(tmp_path: Path) -> None:
     model = vitral.create("bit-r26x1")
-    with pytest.raises(WeightsError, match="holds ViTs"):
+    with pytest.raises(WeightsError, match="ViTs.*BiT"):
         vitral.save(model, tmp_path / "x.npz", dialect="google")
-    with pytest.raises(WeightsError, match="holds BiTs"):
+    with pytest.raises(WeightsError, match="BiTs.*ViT"):
         vitral.save(vitral.create("vit-pico7"), tmp_path / "x.npz", dialect="bit")
     with pytest.raises(vitral.ConfigError, match="no field 'pool'"):
         vitral.create("bit-r50x1", pool="mean")
     with pytest.raises(vitral.ConfigError, match="26, 50, 101, 152, 200"):
         vitral.create("bit-r34x1")
     for stages in (3, "3463", (3, 4, 6), [3, 4, 6, 0]):
-        with pytest.raises(vitral.ConfigError, match="stages=.* must be four whole numbers"):
+        with pytest.raises(vitral.ConfigError, match="stages must be"):
             vitral.create("bit-r50x1", stages=stages)
     with pytest.raises(vitral.ConfigError, match="attention"), vitral.record_attention(model):  # type: ignore[arg-type]
         pass
@@ -154,7 +155,7 @@ def test_what_a_bit_is_not(tmp_path: Path) -> None:
 
 def test_gradient_checkpointing_changes_nothing(images: torch.Tensor) -> None:
     model = vitral.create("bit-r26x1", num_classes=3)
-    randomise(model)
+    randomize(model)
     gradients = []
     for checkpointing in (False, True):
         model.gradient_checkpointing = checkpointing
@@ -166,15 +167,15 @@ def test_gradient_checkpointing_changes_nothing(images: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("images", "reason"),
+    ("images", "message"),
     [
-        (torch.zeros(1, 1, 32, 32), "built for channels=3"),
-        ([], "an empty list"),
-        ([torch.zeros(1, 32, 32)], "Number 0 of the list"),
+        (torch.zeros(1, 1, 32, 32), "channels=3.*have 1"),
+        ([], "list of images is empty"),
+        ([torch.zeros(1, 32, 32)], r"images\[0\]"),
     ],
 )
-def test_images_that_it_cannot_take(images: Any, reason: str) -> None:
+def test_invalid_images(images: Any, message: str) -> None:
     model = vitral.create("bit-r50x1", stages=(1, 1, 1, 1), num_classes=3)
-    for ask in (model, model.features):
-        with pytest.raises(vitral.DataError, match=reason):
-            ask(images)
+    for function in (model, model.features):
+        with pytest.raises(vitral.DataError, match=message):
+            function(images)

@@ -1,6 +1,7 @@
-"""Other people's checkpoints, written by their own code and read by our loader, and ours read by theirs."""
+"""Load checkpoints that other libraries wrote, and have them load ours."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import vitral
-from benchmarks.peers import mend_torchvision, randomise
+from benchmarks.peers import randomize, repair_torchvision
 from tests.conftest import small_model
 from vitral import ConvStem, ViT
 
@@ -40,16 +41,16 @@ TIMM: list[dict[str, Any]] = [
 
 
 def timm_model(**fields: Any) -> nn.Module:
-    mend_torchvision()
+    repair_torchvision()
     from timm.models.vision_transformer import VisionTransformer
 
     sizes: dict[str, Any] = dict(
         img_size=16, patch_size=4, embed_dim=48, depth=2, num_heads=3, mlp_ratio=2, num_classes=7
     )
-    return randomise(VisionTransformer(**{**sizes, "dynamic_img_size": True, **fields})).eval()
+    return randomize(VisionTransformer(**{**sizes, "dynamic_img_size": True, **fields})).eval()
 
 
-def pictures(*shape: int) -> Tensor:
+def random_images(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
@@ -61,13 +62,13 @@ def test_timm_to_ours(fields: dict[str, Any], suffix: str, tmp_path: Path) -> No
     path = tmp_path / f"model{suffix}"
     state = {name: tensor.contiguous() for name, tensor in theirs.state_dict().items()}
     save_file(state, path) if suffix == ".safetensors" else torch.save({"model": state, "epoch": 3}, path)
-    asked = {"position_grid": (4, 4)} if fields.get("patch_size") else {}
-    checkpoint = vitral.load(path, heads=3, **asked)
-    images = pictures(3, fields.get("in_chans", 3), *((16, 8) if "img_size" in fields else (16, 16)))
+    overrides = {"position_grid": (4, 4)} if fields.get("patch_size") else {}
+    checkpoint = vitral.load(path, heads=3, **overrides)
+    images = random_images(3, fields.get("in_chans", 3), *((16, 8) if "img_size" in fields else (16, 16)))
     torch.testing.assert_close(checkpoint.model(images), theirs(images), **CLOSE)
     if "img_size" not in fields:
         for size in ((24, 24), (8, 20)):
-            images = pictures(2, 3, *size)
+            images = random_images(2, 3, *size)
             torch.testing.assert_close(checkpoint.model(images), theirs(images), **CLOSE)
 
 
@@ -94,17 +95,19 @@ OURS: list[dict[str, Any]] = [
 @torch.no_grad()
 @pytest.mark.parametrize("variant", OURS, ids=str)
 def test_ours_to_timm_and_back(variant: dict[str, Any], tmp_path: Path) -> None:
-    mend_torchvision()
+    repair_torchvision()
     import timm
 
     model = small_model(**variant)
-    vitral.save(model, tmp_path / "folder", dialect="timm", labels=None)
+    changed = pytest.warns(UserWarning, match="norm_eps") if model.config.norm_eps != 1e-6 else nullcontext()
+    with changed:
+        vitral.save(model, tmp_path / "folder", dialect="timm", labels=None)
     theirs = timm.create_model(f"local-dir:{tmp_path / 'folder'}", pretrained=True).eval()
     if model.config.norm_eps != 1e-6:
         for module in theirs.modules():
             if isinstance(module, nn.LayerNorm):
                 module.eps = model.config.norm_eps
-    images = pictures(2, model.config.channels, *model.config.image_hw)
+    images = random_images(2, model.config.channels, *model.config.image_hw)
     torch.testing.assert_close(theirs(images), model(images), **CLOSE)
     back = vitral.load(tmp_path / "folder")
     for ours, again in zip(model.blocks.parameters(), back.model.blocks.parameters(), strict=True):
@@ -116,7 +119,7 @@ def test_ours_to_timm_and_back(variant: dict[str, Any], tmp_path: Path) -> None:
 
 
 def transformers_model(**fields: Any) -> nn.Module:
-    mend_torchvision()
+    repair_torchvision()
     from transformers import ViTConfig, ViTForImageClassification
 
     sizes: dict[str, Any] = dict(
@@ -128,31 +131,31 @@ def transformers_model(**fields: Any) -> nn.Module:
         intermediate_size=80,
         num_labels=7,
     )
-    return randomise(ViTForImageClassification(ViTConfig(**{**sizes, **fields}))).eval()
+    return randomize(ViTForImageClassification(ViTConfig(**{**sizes, **fields}))).eval()
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(
     "fields", [{}, {"hidden_act": "gelu_new", "layer_norm_eps": 1e-6}, {"num_channels": 1}], ids=str
 )
-@pytest.mark.parametrize("how", ["folder", "in memory", "saved"])
-def test_transformers_to_ours(fields: dict[str, Any], how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["folder", "in memory", "saved"])
+def test_transformers_to_ours(fields: dict[str, Any], layout: str, tmp_path: Path) -> None:
     theirs: Any = transformers_model(**fields)
     theirs.save_pretrained(tmp_path)
-    path, asked = tmp_path, {}
-    if how != "folder":
-        asked = {"heads": 3}
+    path, overrides = tmp_path, {}
+    if layout != "folder":
+        overrides = {"heads": 3}
         if fields.get("hidden_act"):
-            asked |= {"activation": "gelu-tanh", "norm_eps": 1e-6}
+            overrides |= {"activation": "gelu-tanh", "norm_eps": 1e-6}
         path = tmp_path / "bare" / "vit.safetensors"
         path.parent.mkdir()
-        if how == "saved":
+        if layout == "saved":
             path.write_bytes((tmp_path / "model.safetensors").read_bytes())
         else:
             save_file({name: tensor.contiguous() for name, tensor in theirs.state_dict().items()}, path)
-    checkpoint = vitral.load(path, **asked)
+    checkpoint = vitral.load(path, **overrides)
     for size in ((16, 16), (24, 24), (8, 20)):
-        images = pictures(2, fields.get("num_channels", 3), *size)
+        images = random_images(2, fields.get("num_channels", 3), *size)
         logits = theirs(images, interpolate_pos_encoding=True).logits
         torch.testing.assert_close(checkpoint.model(images), logits, **CLOSE)
     assert checkpoint.model.config.position_resample == "bicubic"
@@ -160,15 +163,15 @@ def test_transformers_to_ours(fields: dict[str, Any], how: str, tmp_path: Path) 
 
 @torch.no_grad()
 def test_ours_to_transformers_and_back(tmp_path: Path) -> None:
-    mend_torchvision()
+    repair_torchvision()
     from transformers import ViTForImageClassification
 
     model = small_model(norm_eps=1e-12, activation="gelu-tanh")
     labels = [f"kind {i}" for i in range(7)]
     vitral.save(model, tmp_path / "vit", dialect="huggingface", labels=labels)
-    theirs, told = ViTForImageClassification.from_pretrained(tmp_path / "vit", output_loading_info=True)
-    assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    images = pictures(*IMAGES)
+    theirs, info = ViTForImageClassification.from_pretrained(tmp_path / "vit", output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    images = random_images(*IMAGES)
     torch.testing.assert_close(theirs.eval()(images).logits, model(images), **CLOSE)
     assert theirs.config.id2label[3] == "kind 3"
     back = vitral.load(tmp_path / "vit")
@@ -179,18 +182,65 @@ def test_ours_to_transformers_and_back(tmp_path: Path) -> None:
     assert processor["image_mean"] == [0.5, 0.5, 0.5]
 
 
+@torch.no_grad()
+def test_conversion_reports_the_difference_that_timm_itself_has(tmp_path: Path) -> None:
+    """transformers uses epsilon 1e-12 and timm 1e-6, which no file can change."""
+    theirs: Any = transformers_model()
+    for parameter in theirs.vit.embeddings.parameters():
+        parameter.mul_(0.02)  # small activations, where epsilon matters
+    theirs.save_pretrained(tmp_path / "hf")
+    conversion = vitral.convert(tmp_path / "hf", tmp_path / "timm", to="timm")
+    import timm
+
+    model: Any = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    tokens = theirs.vit(images).last_hidden_state[:, 0]
+    expected = max(
+        relative_difference(theirs(images).logits, model(images)),
+        relative_difference(tokens, model.forward_head(model.forward_features(images), pre_logits=True)),
+    )
+    assert expected > 1e-4
+    assert conversion.difference == pytest.approx(expected, rel=0.05)
+    assert conversion.constants == {"norm_eps": 1e-6}
+    assert any("norm_eps=1e-06" in note for note in conversion.notes)
+    same = vitral.convert(tmp_path / "hf", tmp_path / "again", to="huggingface")
+    assert same.difference < 1e-6
+    assert not same.constants
+
+
+def relative_difference(expected: Tensor, actual: Tensor) -> float:
+    return (expected - actual).abs().max().item() / max(1.0, expected.abs().max().item())
+
+
+@torch.no_grad()
+def test_conversion_reports_the_difference_that_torchvision_itself_has(tmp_path: Path) -> None:
+    theirs: Any = torchvision_model()
+    for parameter in (*theirs.conv_proj.parameters(), theirs.class_token, theirs.encoder.pos_embedding):
+        parameter.mul_(0.02)
+    torch.save(theirs.state_dict(), tmp_path / "x.pth")
+    conversion = vitral.convert(tmp_path / "x.pth", tmp_path / "y.pth", to="torchvision", heads=3, norm_eps=1e-12)
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    changed = vitral.load(tmp_path / "x.pth", heads=3, norm_eps=1e-12).model
+    again = torchvision_model()
+    again.load_state_dict(torch.load(tmp_path / "y.pth", weights_only=True))
+    assert conversion.constants == {"norm_eps": 1e-6}
+    expected = relative_difference(changed(images), again(images))
+    assert expected > 5e-5
+    assert 0.9 * expected <= conversion.difference < 10 * expected  # features, which it also compares, may differ more
+
+
 def torchvision_model(**fields: Any) -> nn.Module:
-    mend_torchvision()
+    repair_torchvision()
     from torchvision.models.vision_transformer import VisionTransformer
 
     sizes: dict[str, Any] = dict(
         image_size=16, patch_size=4, num_layers=2, num_heads=3, hidden_dim=48, mlp_dim=80, num_classes=7
     )
-    return randomise(VisionTransformer(**{**sizes, **fields})).eval()
+    return randomize(VisionTransformer(**{**sizes, **fields})).eval()
 
 
 def conv_stem() -> list[Any]:
-    mend_torchvision()
+    repair_torchvision()
     from torchvision.models.vision_transformer import ConvStemConfig
 
     return [ConvStemConfig(out_channels=width, kernel_size=3, stride=2) for width in (8, 16)]
@@ -208,7 +258,7 @@ def test_torchvision_to_ours_and_back(variant: str, tmp_path: Path) -> None:
         state = {name.replace("mlp.0", "mlp.linear_1").replace("mlp.3", "mlp.linear_2"): x for name, x in state.items()}
     torch.save(state, tmp_path / "vit.pth")
     checkpoint = vitral.load(tmp_path / "vit.pth", heads=3)
-    images = pictures(*IMAGES)
+    images = random_images(*IMAGES)
     torch.testing.assert_close(checkpoint.model(images), theirs(images), **CLOSE)
     vitral.save(checkpoint, tmp_path / "back.pth", dialect="torchvision")
     again = torchvision_model(**fields)
@@ -225,7 +275,7 @@ def test_torchvision_at_another_size(tmp_path: Path) -> None:
     checkpoint = vitral.load(tmp_path / "vit.pth", heads=3, image_size=24)
     larger = torchvision_model(image_size=24)
     larger.load_state_dict(interpolate_embeddings(24, 4, theirs.state_dict()))
-    images = pictures(2, 3, 24, 24)
+    images = random_images(2, 3, 24, 24)
     torch.testing.assert_close(checkpoint.model(images), larger(images), **CLOSE)
     assert checkpoint.report is not None
     assert "4 x 4 to 6 x 6" in checkpoint.report.resized["encoder.pos_embedding"]
@@ -242,7 +292,7 @@ def test_golden_checkpoints(name: str) -> None:
     assert checkpoint.preprocess.mean == (0.5, 0.5, 0.5)
     assert checkpoint.report is not None
     assert checkpoint.report.dialect == "google"
-    assert not checkpoint.report.fresh
+    assert not checkpoint.report.initialized
     assert not checkpoint.report.ignored
 
 
@@ -267,7 +317,7 @@ def test_prefixes_of_google(prefix: str, tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_bfloat16_of_google(tmp_path: Path) -> None:
-    """NumPy has no bfloat16, so JAX's arrays come as two bytes without a meaning."""
+    """NumPy has no bfloat16, so JAX writes arrays of two opaque bytes."""
     arrays = dict(np.load(GOLDEN / "token.npz"))
     halves = {name: torch.from_numpy(array).bfloat16() for name, array in arrays.items()}
     np.savez(tmp_path / "half.npz", **{name: x.view(torch.int16).numpy().view("V2") for name, x in halves.items()})
@@ -298,9 +348,9 @@ GOOGLE: list[tuple[str, dict[str, Any]]] = [
 def test_ours_to_google_and_back(dialect: str, variant: dict[str, Any], tmp_path: Path) -> None:
     model = small_model(activation="gelu-tanh", **variant)
     vitral.save(model, tmp_path / "x.npz", dialect=dialect)
-    asked = {"image_size": 16} if variant.get("position") == "sincos-2d" else {}
-    back = vitral.load(tmp_path / "x.npz", **asked)
-    images = pictures(2, 3, *model.config.image_hw)
+    overrides = {"image_size": 16} if variant.get("position") == "sincos-2d" else {}
+    back = vitral.load(tmp_path / "x.npz", **overrides)
+    images = random_images(2, 3, *model.config.image_hw)
     assert torch.equal(back.model(images), model(images))
     assert back.report is not None
     assert back.report.dialect == dialect
@@ -312,13 +362,13 @@ def test_ours_to_google_and_back(dialect: str, variant: dict[str, Any], tmp_path
 @torch.no_grad()
 @pytest.mark.parametrize("dialect", ["google", "big_vision"])
 def test_timm_reads_what_we_write_for_google(dialect: str, tmp_path: Path) -> None:
-    """timm has its own reader of these files; it builds the exact GELU, so it is told of the other."""
+    """timm reads these files itself, but builds the exact GELU, so the test passes it the other one."""
     model = small_model(activation="gelu-tanh", **({"pool": "map"} if dialect == "big_vision" else {}))
     vitral.save(model, tmp_path / "x.npz", dialect=dialect)
     fields = dict(global_pool="map", class_token=False) if dialect == "big_vision" else {}
     theirs: Any = timm_model(act_layer="gelu_tanh", mlp_ratio=80 / 48, **fields)
     theirs.load_pretrained(str(tmp_path / "x.npz"))
-    images = pictures(*IMAGES)
+    images = random_images(*IMAGES)
     torch.testing.assert_close(theirs(images), model(images), **CLOSE)
 
 
@@ -333,7 +383,7 @@ def test_scanned_blocks_and_rows_without_a_class(tmp_path: Path) -> None:
     for name in [name.removeprefix(f"{block}_0") for name in arrays if name.startswith(f"{block}_0/")]:
         stacked[block + name] = np.stack([arrays[f"{block}_{i}{name}"] for i in range(2)])
     np.savez(tmp_path / "scanned.npz", **stacked)
-    images = pictures(*IMAGES)
+    images = random_images(*IMAGES)
     assert torch.equal(vitral.load(tmp_path / "scanned.npz").model(images), model(images))
 
 
@@ -343,7 +393,7 @@ def test_inlined_probe_of_old_big_vision(tmp_path: Path) -> None:
     vitral.save(model, tmp_path / "new.npz", dialect="big_vision")
     arrays = {name.replace("MAPHead_0/", ""): array for name, array in np.load(tmp_path / "new.npz").items()}
     np.savez(tmp_path / "old.npz", **arrays)
-    images = pictures(*IMAGES)
+    images = random_images(*IMAGES)
     assert torch.equal(vitral.load(tmp_path / "old.npz").model(images), model(images))
 
 
@@ -352,14 +402,14 @@ def test_dinov2_with_registers_and_mask_token(tmp_path: Path) -> None:
     """DINOv2's registers have no position and come after the class token."""
     theirs = timm_model(patch_size=4, init_values=0.1, num_classes=0)
     state = theirs.state_dict()
-    state["register_tokens"], state["mask_token"] = pictures(1, 4, 48), torch.zeros(1, 48)
+    state["register_tokens"], state["mask_token"] = random_images(1, 4, 48), torch.zeros(1, 48)
     save_file(state, tmp_path / "dinov2.safetensors")
     checkpoint = vitral.load(tmp_path / "dinov2.safetensors", heads=3)
     assert checkpoint.report is not None
     assert checkpoint.report.dialect == "dinov2"
     assert checkpoint.report.ignored == {"mask_token": "only for masked pre-training"}
     assert checkpoint.preprocess.mean == (0.485, 0.456, 0.406)
-    images = pictures(*IMAGES)
+    images = random_images(*IMAGES)
     embedded: Any = theirs.patch_embed(images).flatten(1, 2) + state["pos_embed"][:, 1:]  # type: ignore[operator]
     first = (state["cls_token"] + state["pos_embed"][:, :1]).expand(3, -1, -1)
     tokens = torch.cat([first, state["register_tokens"].expand(3, -1, -1), embedded], dim=1)
@@ -376,7 +426,7 @@ def test_mae_ignores_its_decoder(tmp_path: Path) -> None:
     assert checkpoint.report is not None
     assert checkpoint.report.dialect == "mae"
     assert set(checkpoint.report.ignored) == {"mask_token", "decoder_embed.weight"}
-    images = pictures(*IMAGES)
+    images = random_images(*IMAGES)
     torch.testing.assert_close(checkpoint.model(images), theirs(images), **CLOSE)
 
 
@@ -389,14 +439,14 @@ def random_state(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """(B, N, heads, head_dim), written out."""
+    """Return attention on (B, N, heads, head_dim), spelled out."""
     weights = torch.einsum("bqhe,bkhe->bhqk", q, k) / q.shape[-1] ** 0.5
     return torch.einsum("bhqk,bkhe->bqhe", weights.softmax(-1), v)
 
 
 @torch.no_grad()
 def test_tczhangzhi(tmp_path: Path) -> None:
-    """Against the network written out from its names: tensordots over (D, heads, head_dim), epsilon 1e-5."""
+    """Compare with the network spelled out by its names: tensordots over (D, heads, head_dim), epsilon 1e-5."""
     width, heads = 48, 3
     shapes: dict[str, tuple[int, ...]] = {
         "embedding.weight": (width, 3, 4, 4),
@@ -422,7 +472,7 @@ def test_tczhangzhi(tmp_path: Path) -> None:
     def norm(x: Tensor, name: str) -> Tensor:
         return nn.functional.layer_norm(x, (width,), state[f"{name}.weight"], state[f"{name}.bias"], eps=1e-5)
 
-    images = pictures(*IMAGES)
+    images = random_images(*IMAGES)
     x = nn.functional.conv2d(images, state["embedding.weight"], state["embedding.bias"], stride=4)
     x = x.permute(0, 2, 3, 1).reshape(3, 16, width)
     x = torch.cat([state["cls_token"].repeat(3, 1, 1), x], dim=1) + state["transformer.pos_embedding.pos_embedding"]
@@ -444,7 +494,7 @@ def test_tczhangzhi(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_labml(tmp_path: Path) -> None:
-    """Against the network written out from its names, sequence first, as labml runs it."""
+    """Compare with the network spelled out by its names, sequence first, as labml runs it."""
     width, heads = 48, 3
     shapes: dict[str, tuple[int, ...]] = {
         "patch_emb.conv.weight": (width, 3, 4, 4),
@@ -474,7 +524,7 @@ def test_labml(tmp_path: Path) -> None:
     def norm(x: Tensor, name: str) -> Tensor:
         return nn.functional.layer_norm(x, (width,), state[f"{name}.weight"], state[f"{name}.bias"], eps=1e-5)
 
-    images = pictures(*IMAGES)
+    images = random_images(*IMAGES)
     x = nn.functional.conv2d(images, state["patch_emb.conv.weight"], state["patch_emb.conv.bias"], stride=4)
     x = x.permute(2, 3, 0, 1).reshape(16, 3, width)  # patches, images, width
     x = torch.cat([state["cls_token_emb"].expand(1, 3, width), x]) + state["pos_emb.positional_encodings"][:17]
@@ -500,11 +550,11 @@ def test_labml(tmp_path: Path) -> None:
         ("dist_token", "distillation token"),
         ("blocks.0.mlp.w12.weight", "SwiGLU"),
         ("norm_pre.weight", "norm before the encoder"),
-        ("blocks.0.attn.q_norm.weight", "normalises queries"),
+        ("blocks.0.attn.q_norm.weight", "normalizes queries"),
         ("blocks.0.attn.relative_position_bias_table", "biases"),
     ],
 )
-def test_what_cannot_be_represented_is_refused(extra: str, reason: str, tmp_path: Path) -> None:
+def test_unsupported_networks_are_refused(extra: str, reason: str, tmp_path: Path) -> None:
     state = timm_model().state_dict() | {extra: torch.zeros(4)}
     save_file(state, tmp_path / "x.safetensors")
     with pytest.raises(vitral.WeightsError, match=reason):
@@ -542,19 +592,19 @@ def test_vit_pytorch_is_refused(tmp_path: Path) -> None:
         ("torchvision", dict(position_at="every-layer"), "position_at"),
     ],
 )
-def test_what_a_dialect_cannot_hold(dialect: str, variant: dict[str, Any], field: str, tmp_path: Path) -> None:
-    ending = ".npz" if dialect in ("google", "big_vision") else ".safetensors"
+def test_configs_that_a_dialect_cannot_store(dialect: str, variant: dict[str, Any], field: str, tmp_path: Path) -> None:
+    suffix = ".npz" if dialect in ("google", "big_vision") else ".safetensors"
     with pytest.raises(vitral.WeightsError, match=field):
-        vitral.save(small_model(**variant), tmp_path / f"x{ending}", dialect=dialect)
+        vitral.save(small_model(**variant), tmp_path / f"x{suffix}", dialect=dialect)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_pth_cannot_say_another_activation(tmp_path: Path) -> None:
+def test_a_pth_cannot_store_another_activation(tmp_path: Path) -> None:
     written = vitral.save(small_model(activation="relu"), tmp_path / "x.pth", dialect="timm")
-    assert written.tell == {"heads": 3, "activation": "relu"}
+    assert written.load_options == {"heads": 3, "activation": "relu"}
 
 
-def test_every_config_can_be_saved_in_ours(tmp_path: Path) -> None:
+def test_our_format_stores_every_config(tmp_path: Path) -> None:
     for index, variant in enumerate([*OURS, *(v for _, v in GOOGLE), dict(position="relative", attention="axial")]):
         model = small_model(**variant)
         vitral.save(model, tmp_path / f"{index}.safetensors")

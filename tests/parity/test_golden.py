@@ -1,6 +1,6 @@
-"""Checkpoints in Google's layout, and the logits that Google's own JAX model returned for them, within 2e-5.
+"""Logits equal those of Google's own JAX model for checkpoints in Google's layout, within 2e-5.
 
-The map of names is written out here, so that the network is proven without our own loader.
+The names are mapped here, so the network is verified without vitral's loader.
 """
 
 import json
@@ -43,11 +43,13 @@ def block(arrays: Arrays, theirs: str, ours: str, old: bool) -> dict[str, Tensor
     width = arrays[f"{attention}/out/bias"].shape[0]
     state = norm(arrays, f"{theirs}/LayerNorm_0", f"{ours}.norm1")
     state |= norm(arrays, f"{theirs}/LayerNorm_{second}", f"{ours}.norm2")
-    parts = [f"{attention}/{part}" for part in ("query", "key", "value")]
+    projections = [f"{attention}/{name}" for name in ("query", "key", "value")]
     state[f"{ours}.attention.to_qkv.weight"] = torch.cat(
-        [tensor(arrays[f"{part}/kernel"].reshape(width, -1).T) for part in parts]
+        [tensor(arrays[f"{name}/kernel"].reshape(width, -1).T) for name in projections]
     )
-    state[f"{ours}.attention.to_qkv.bias"] = torch.cat([tensor(arrays[f"{part}/bias"].reshape(-1)) for part in parts])
+    state[f"{ours}.attention.to_qkv.bias"] = torch.cat(
+        [tensor(arrays[f"{name}/bias"].reshape(-1)) for name in projections]
+    )
     state[f"{ours}.attention.to_out.weight"] = tensor(arrays[f"{attention}/out/kernel"].reshape(-1, width).T)
     state[f"{ours}.attention.to_out.bias"] = tensor(arrays[f"{attention}/out/bias"])
     state |= dense(arrays, f"{theirs}/MlpBlock_{mlp}/Dense_0", f"{ours}.mlp.expand")
@@ -73,18 +75,18 @@ def resnet(arrays: Arrays, stages: list[int]) -> dict[str, Tensor]:
     return state
 
 
-def load(arrays: Arrays, told: dict[str, Any]) -> ViT:
+def load(arrays: Arrays, fields: dict[str, Any]) -> ViT:
     config = ViTConfig(
-        width=told["hidden"],
-        depth=told["layers"],
-        heads=told["heads"],
-        mlp_width=told["mlp"],
-        patch_size=told["patch"],
-        image_size=tuple(told["size"]),
-        num_classes=told["classes"],
-        pool={"token": "token", "gap": "mean"}[told["pool"]],
-        representation=told.get("representation"),
-        stem=ResNetStem(stages=tuple(told["resnet"])) if "resnet" in told else None,
+        width=fields["hidden"],
+        depth=fields["layers"],
+        heads=fields["heads"],
+        mlp_width=fields["mlp"],
+        patch_size=fields["patch"],
+        image_size=tuple(fields["size"]),
+        num_classes=fields["classes"],
+        pool={"token": "token", "gap": "mean"}[fields["pool"]],
+        representation=fields.get("representation"),
+        stem=ResNetStem(stages=tuple(fields["resnet"])) if "resnet" in fields else None,
     )
     kernel = convolution(arrays["embedding/kernel"]).flatten(1)
     state = {"patches.project.weight": kernel, "patches.project.bias": tensor(arrays["embedding/bias"])}
@@ -92,13 +94,13 @@ def load(arrays: Arrays, told: dict[str, Any]) -> ViT:
     if "cls" in arrays:
         state["class_token"] = tensor(arrays["cls"][0])
     for i in range(config.depth):
-        old = told.get("numbering") == "old"
+        old = fields.get("numbering") == "old"
         state |= block(arrays, f"Transformer/encoderblock_{i}", f"blocks.{i}", old)
     state |= norm(arrays, "Transformer/encoder_norm", "norm") | dense(arrays, "head", "head")
     if config.representation:
         state |= dense(arrays, "pre_logits", "representation.0")
-    if "resnet" in told:
-        state |= resnet(arrays, told["resnet"])
+    if "resnet" in fields:
+        state |= resnet(arrays, fields["resnet"])
     model = ViT(config).eval()
     model.load_state_dict(state, strict=True)
     return model

@@ -1,12 +1,14 @@
-"""The same parameters, copied tensor by tensor into other people's networks, give the same logits."""
+"""The same parameters, copied into the networks of other libraries, give the same logits."""
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.peers import in_naflex, in_timm, in_torchvision, in_transformers, mend_torchvision, naflex_input
+from benchmarks.peers import in_naflex, in_timm, in_torchvision, in_transformers, naflex_input, repair_torchvision
 from tests.conftest import small_model
+from vitral.weights.dialects import timm
 
 TIMM: list[dict[str, Any]] = [
     dict(),
@@ -66,7 +68,7 @@ def test_torchvision(representation: int | None) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("size", [24, 12])
 def test_torchvision_at_another_size(size: int) -> None:
-    mend_torchvision()
+    repair_torchvision()
     from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
 
     model = small_model(position_resample="bicubic-corners")
@@ -112,8 +114,41 @@ def test_recorded_attention_equals_transformers_eager_one() -> None:
 
 @torch.no_grad()
 def test_mixed_sizes_equal_timms_naflex() -> None:
-    """Ours packs, theirs pads and masks: the same answers."""
+    """vitral packs, NaFlex pads and masks; the logits are equal."""
     model = small_model(position_resample="bicubic-antialias")
     images = [torch.randn(3, *size) for size in ((16, 16), (8, 20), (24, 12), (16, 16))]
     theirs = in_naflex(model).eval()(naflex_input(images, model))
     torch.testing.assert_close(model(images), theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "variant", [dict(depth=3), dict(depth=3, pool="mean", class_token=True, layer_scale=0.1)], ids=str
+)
+def test_parameter_groups_equal_timm(variant: dict[str, Any]) -> None:
+    """Weight decay and relative learning rates agree, with one difference in the definitions.
+
+    timm counts the final norm to the last block; vitral counts it to the head, as BEiT and MAE do."""
+    model = small_model(**variant)
+    peer = in_timm(model)
+    from timm.optim import param_groups_layer_decay
+
+    groups = param_groups_layer_decay(peer, 0.1, peer.no_weight_decay(), layer_decay=0.75)
+    names = {id(parameter): name for name, parameter in peer.named_parameters()}
+    theirs = {names[id(p)]: (g["weight_decay"], g["lr_scale"]) for g in groups for p in g["params"]}
+    ours = {
+        name: (group["weight_decay"], group["lr"] / 2)
+        for group in model.parameter_groups(2.0, 0.1, layer_decay=0.75)
+        for name in group["names"]
+    }
+    token_rows = int(model.config.has_class_token)
+    compared = set()
+    for rule in timm.rules(model.config, token_rows=token_rows):
+        for name, their_name in itertools.product(rule.ours, rule.theirs):
+            decay, scale = theirs[their_name]
+            if name.startswith("norm."):
+                assert (decay, scale) == (0.0, pytest.approx(0.75))
+                assert ours[name] == (0.0, 1.0)
+            else:
+                assert ours[name] == (decay, pytest.approx(scale)), (name, their_name)
+            compared |= {name, their_name}
+    assert compared == ours.keys() | theirs.keys()

@@ -1,4 +1,4 @@
-"""VTAB-1k: the table of tasks, their labels and splits, and the whole suite on stand-ins in every form."""
+"""VTAB-1k: the table of tasks, their labels and splits, and the whole suite on stand-ins in every format."""
 
 import io
 import json
@@ -13,15 +13,15 @@ from PIL import Image
 
 import vitral
 from tests.cli.typed import typed as run
-from vitral.console.suite import show_suite
+from vitral.console.tables import show_suite
 from vitral.errors import DataError
-from vitral.suites.runner import SuiteResult, TaskProgress, TaskResult
-from vitral.suites.vtab import GROUPS, TASKS, find_task, open_task
+from vitral.suites.runner import SuiteResult, TaskProgress, TaskResult, suite_events
+from vitral.suites.vtab import GROUPS, TASKS, class_of_label, find_task, open_task
 
 pa = pytest.importorskip("pyarrow")
 
 
-# As it is printed: natural | specialized | structured | mean.
+# As printed in the paper: natural | specialized | structured | mean.
 TABLE_9 = (
     "95.3 85.5 75.2 99.7 97.2 65.0 88.9 | 83.3 96.7 91.4 76.6 | 91.7 63.8 53.1 79.4 63.3 84.5 33.2 51.2 | 77.6",
     "95.4 81.9 74.3 99.7 96.7 63.5 87.4 | 83.6 96.5 89.7 77.1 | 86.4 63.1 49.7 74.5 60.5 82.2 36.2 51.1 | 76.3",
@@ -29,12 +29,12 @@ TABLE_9 = (
 )
 
 
-def test_the_table_of_tasks() -> None:
+def test_the_tasks_match_table_9() -> None:
     assert len(TASKS) == 19
     assert [sum(task.group == group for task in TASKS.values()) for group in GROUPS] == [7, 4, 8]
     for column, row in enumerate(TABLE_9):
         numbers = [float(word) for word in row.replace("|", " ").split()]
-        assert [task.papers[column] for task in TASKS.values()] == numbers[:19]
+        assert [task.paper[column] for task in TASKS.values()] == numbers[:19]
         assert sum(numbers[:19]) / 19 == pytest.approx(numbers[19], abs=0.06)
 
 
@@ -48,10 +48,8 @@ def test_the_table_of_tasks() -> None:
         ("dsprites-orientation", ["0", "2", "3", "39"], [0, 0, 1, 15]),
     ],
 )
-def test_raw_labels_fall_into_the_bins_of_the_reference(name: str, raw: list[str], expected: list[int]) -> None:
-    from vitral.suites.vtab import _class_of
-
-    assert [_class_of(label, TASKS[name]) for label in raw] == expected
+def test_raw_labels_fall_into_the_bins_of_the_reference_code(name: str, raw: list[str], expected: list[int]) -> None:
+    assert [class_of_label(label, TASKS[name]) for label in raw] == expected
 
 
 @pytest.mark.parametrize(
@@ -65,20 +63,18 @@ def test_raw_labels_fall_into_the_bins_of_the_reference(name: str, raw: list[str
         ("kitti-distance", "nan"),
     ],
 )
-def test_raw_labels_that_cannot_be(name: str, label: str) -> None:
-    from vitral.suites.vtab import _class_of
-
+def test_invalid_raw_labels(name: str, label: str) -> None:
     with pytest.raises(DataError, match=label):
-        _class_of(label, TASKS[name])
+        class_of_label(label, TASKS[name])
 
 
 # ---- stand-ins ----
 
 
-def picture(number: int, kind: int, kinds: int) -> bytes:
-    """The brightness says which kind it is."""
+def make_image(number: int, label: int, labels: int) -> bytes:
+    """Return a PNG whose brightness shows its class."""
     random = np.random.default_rng(number)
-    pixels = np.clip(255 * kind / max(1, kinds - 1) + random.normal(0, 4, (16, 16, 3)), 0, 255).astype(np.uint8)
+    pixels = np.clip(255 * label / max(1, labels - 1) + random.normal(0, 4, (16, 16, 3)), 0, 255).astype(np.uint8)
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "PNG")
     return stream.getvalue()
@@ -127,78 +123,78 @@ def write_shards(path: Path, rows: list[tuple[str, str, bytes]]) -> None:
                     shard.addfile(member, io.BytesIO(data))
 
 
-def stand_in(name: str, place: Path, form: Any, each: int = 3) -> None:
-    """A task with the splits that its data come with; classes in turn, as shuffled data have them."""
+def write_task(name: str, folder: Path, write: Any, each: int = 3) -> None:
+    """Write a task with the splits of its original dataset; classes take turns, as in shuffled data."""
     task, labels = TASKS[name], labels_of(name)
     splits = ["train", "test"]
-    if (task.group == "specialized" and task.parts) or name.startswith("dsprites"):
-        splits = ["train"]  # these come in one piece
-    elif task.parts is None and not name.startswith("smallnorb"):
+    if (task.group == "specialized" and task.fractions) or name.startswith("dsprites"):
+        splits = ["train"]  # these datasets have no other split
+    elif task.fractions is None and not name.startswith("smallnorb"):
         splits = ["train", "val", "test"]
     rows = [
-        (split, label, picture(1000 * turn + number, number, len(labels)))
+        (split, label, make_image(1000 * turn + number, number, len(labels)))
         for split in splits
         for turn in range(each * (3 if splits == ["train"] else 1))
         for number, label in enumerate(labels)
     ]
-    form(place / name, rows)
+    write(folder / name, rows)
 
 
-FORMS = [write_folders, write_table, write_shards]
+FORMATS = [write_folders, write_table, write_shards]
 
 
-def test_which_pictures_are_trained_on(tmp_path: Path) -> None:
-    stand_in("cifar100", tmp_path, write_shards, each=12)  # 1,200 to train with, 10 % of them to validate
+def test_the_first_800_and_200_images_are_trained_on(tmp_path: Path) -> None:
+    write_task("cifar100", tmp_path, write_shards, each=12)  # 1,200 training images, 10 % of them for validation
     data = open_task(TASKS["cifar100"], tmp_path / "cifar100")
     assert {name: len(items) for name, items in data.splits.items()} == {"train": 920, "val": 120, "test": 1200}
     keys = [item.key for item in data.splits["train"]]
     stored = [f"train-000/{number:05d}" for number in (*range(800), *range(1080, 1200))]
-    assert [key.removesuffix(".png") for key in keys] == stored  # the first 800, and the first of the tail
+    assert [key.removesuffix(".png") for key in keys] == stored  # the first 800, and the validation images
 
 
-def test_data_in_one_piece_are_cut_as_the_reference_does(tmp_path: Path) -> None:
-    stand_in("eurosat", tmp_path, write_table, each=50)
+def test_a_dataset_without_splits_is_split_as_in_the_reference_code(tmp_path: Path) -> None:
+    write_task("eurosat", tmp_path, write_table, each=50)
     data = open_task(TASKS["eurosat"], tmp_path / "eurosat.parquet")
     assert {name: len(items) for name, items in data.splits.items()} == {"train": 1000, "val": 200, "test": 300}
     seen = [{item.key for item in items} for items in data.splits.values()]
     assert not seen[0] & seen[2]
 
 
-def test_folders_are_not_taken_class_by_class(tmp_path: Path) -> None:
-    stand_in("svhn", tmp_path, write_folders, each=100)
+def test_class_folders_are_shuffled(tmp_path: Path) -> None:
+    write_task("svhn", tmp_path, write_folders, each=100)
     data = open_task(TASKS["svhn"], tmp_path / "svhn")
     assert len(data.splits["train"]) == 900
     assert len({item.label for item in data.splits["train"][:40]}) == 10
 
 
-def test_a_wrong_number_of_classes_is_told(tmp_path: Path) -> None:
-    write_folders(tmp_path / "pets", [("train", "cat", picture(0, 0, 2)), ("test", "cat", picture(1, 0, 2))])
-    with pytest.raises(DataError, match="1 classes, and pets has 37"):
+def test_a_wrong_number_of_classes_raises(tmp_path: Path) -> None:
+    write_folders(tmp_path / "pets", [("train", "cat", make_image(0, 0, 2)), ("test", "cat", make_image(1, 0, 2))])
+    with pytest.raises(DataError, match="1 classes; pets needs 37"):
         open_task(TASKS["pets"], tmp_path / "pets")
 
 
 def test_the_whole_suite_on_stand_ins(tmp_path: Path) -> None:
-    """All 19 tasks, each in one of the three forms, a few steps each."""
+    """Run all 19 tasks for one step each, in three formats."""
     for number, name in enumerate(TASKS):
-        stand_in(name, tmp_path / "vtab", FORMS[number % 3])
+        write_task(name, tmp_path / "vtab", FORMATS[number % 3])
         assert find_task(name, tmp_path / "vtab") is not None
     model = vitral.create("vit-pico8", image_size=16, width=24, heads=3, depth=1, mlp_width=48)
     vitral.save(model, tmp_path / "model.safetensors")
-    words = ["--suite", "vtab-1k", "--steps", "1", "--image-size", "16", "--format", "json"]
-    done = run("evaluate", str(tmp_path / "model.safetensors"), str(tmp_path / "vtab"), *words)
+    options = ["--suite", "vtab-1k", "--steps", "1", "--image-size", "16", "--format", "json"]
+    done = run("evaluate", str(tmp_path / "model.safetensors"), str(tmp_path / "vtab"), *options)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert [task["task"] for task in told["tasks"]] == list(TASKS)
-    assert not told["is_whole"]  # a few pictures each are not the thousand of the paper
-    assert not told["failed"]
-    assert not told["missing"]
-    assert told["mean"] == pytest.approx(np.mean([task["top1"] for task in told["tasks"]]))
-    assert told["changed"] == {"steps": 1, "image_size": [16, 16]}
+    result = json.loads(done.stdout)
+    assert [task["task"] for task in result["tasks"]] == list(TASKS)
+    assert not result["complete"]  # the paper trains on 1,000 images per task
+    assert not result["failed"]
+    assert not result["missing"]
+    assert result["mean"] == pytest.approx(np.mean([task["top1"] for task in result["tasks"]]))
+    assert result["changed"] == {"steps": 1, "image_size": [16, 16]}
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_no_picture_is_trained_on_and_tested(name: str, tmp_path: Path) -> None:
-    stand_in(name, tmp_path, write_shards)
+def test_training_and_test_images_are_disjoint(name: str, tmp_path: Path) -> None:
+    write_task(name, tmp_path, write_shards)
     splits = open_task(TASKS[name], tmp_path / name).splits
     train, test = ({item.key for item in splits[split]} for split in ("train", "test"))
     assert train
@@ -206,30 +202,30 @@ def test_no_picture_is_trained_on_and_tested(name: str, tmp_path: Path) -> None:
     assert not train & test
 
 
-def test_what_is_missing_is_said_and_the_rest_reported(tmp_path: Path) -> None:
-    stand_in("camelyon", tmp_path, write_folders, each=20)
-    write_folders(tmp_path / "pets", [("train", "cat", picture(0, 0, 2)), ("test", "cat", picture(1, 0, 2))])
+def test_missing_and_failed_tasks_are_reported(tmp_path: Path) -> None:
+    write_task("camelyon", tmp_path, write_folders, each=20)
+    write_folders(tmp_path / "pets", [("train", "cat", make_image(0, 0, 2)), ("test", "cat", make_image(1, 0, 2))])
     model = vitral.create("vit-pico8", image_size=16, width=24, heads=3, depth=1, mlp_width=48)
     vitral.save(model, tmp_path / "model.safetensors")
-    words = ["--suite", "vtab-1k", "--steps", "60", "--image-size", "16", "--batch-size", "16"]
-    done = run("evaluate", str(tmp_path / "model.safetensors"), str(tmp_path), *words)
-    assert done.returncode == 3  # one task could not be used
+    options = ["--suite", "vtab-1k", "--steps", "60", "--image-size", "16", "--batch-size", "16"]
+    done = run("evaluate", str(tmp_path / "model.safetensors"), str(tmp_path), *options)
+    assert done.returncode == 3  # one task failed
     assert "camelyon" in done.stdout
     assert "83.3" in done.stdout  # the paper's H/14
-    assert "not measured: pets" in done.stdout
-    assert "not there: caltech101" in done.stdout
-    assert "not the paper's protocol: image_size=(16, 16), steps=60, batch_size=16" in done.stdout
-    assert "camelyon was trained on 80 pictures instead of 1,000" in done.stdout
-    assert float(done.stdout.split("camelyon")[1].split()[0]) > 90  # bright or dark: it did learn
+    assert "pets: failed: " in done.stdout
+    assert "Not found: caltech101" in done.stdout
+    assert "Differs from the paper's protocol: image_size=(16, 16), steps=60, batch_size=16" in done.stdout
+    assert "camelyon: trained on 80 images instead of 1,000" in done.stdout
+    assert float(done.stdout.split("camelyon")[1].split()[0]) > 90  # bright or dark: it has learned
 
 
-def test_what_is_wrong_with_a_tasks_pictures_is_told(tmp_path: Path) -> None:
-    """Rows without a label are a class that is gone; a test picture that is no picture."""
-    kinds = ["5", "15", "30", ""]
+def test_problems_of_a_dataset_are_reported(tmp_path: Path) -> None:
+    """Rows without a label remove a class, and an empty file is not an image."""
+    labels = ["5", "15", "30", ""]
     rows = [
-        (split, kind, picture(number, kinds.index(kind), 4))
+        (split, label, make_image(number, labels.index(label), 4))
         for split in ("train", "val", "test")
-        for number, kind in enumerate(kinds * 3)
+        for number, label in enumerate(labels * 3)
     ]
     lines = ["image,label,split"]
     for number, (split, label, content) in enumerate(rows):
@@ -240,156 +236,158 @@ def test_what_is_wrong_with_a_tasks_pictures_is_told(tmp_path: Path) -> None:
     (tmp_path / "kitti-distance" / "24.png").write_bytes(b"")
     model = vitral.create("vit-pico8", image_size=16, width=24, heads=3, depth=1, mlp_width=48)
     vitral.save(model, tmp_path / "model.safetensors")
-    words = ["--suite", "vtab-1k", "--steps", "1", "--image-size", "16", "--batch-size", "4"]
-    done = run("evaluate", str(tmp_path / "model.safetensors"), str(tmp_path), *words)
+    options = ["--suite", "vtab-1k", "--steps", "1", "--image-size", "16", "--batch-size", "4"]
+    done = run("evaluate", str(tmp_path / "model.safetensors"), str(tmp_path), *options)
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "the test pictures of kitti-distance show 3 of its 4 classes" in done.stdout
-    assert "test pictures of kitti-distance that could not be read: 1" in done.stdout
-    assert "kitti-distance: Rows that were left out" in done.stdout
+    assert "kitti-distance: the test images cover 3 of 4 classes" in done.stdout
+    assert "kitti-distance: 1 unreadable test image" in done.stdout
+    assert "kitti-distance: Skipped rows: " in done.stdout
 
 
-def test_a_table_and_what_stands_in_its_place_are_two(tmp_path: Path) -> None:
+def test_two_datasets_for_one_task_raise(tmp_path: Path) -> None:
     (tmp_path / "cifar100").mkdir()
     (tmp_path / "cifar100.csv").touch()
     assert find_task("cifar100", tmp_path) == (tmp_path / "cifar100.csv", None)
     (tmp_path / "cifar100=cifar10").mkdir()
-    with pytest.raises(DataError, match="2 things in the place of cifar100"):
+    with pytest.raises(DataError, match="2 datasets for cifar100"):
         find_task("cifar100", tmp_path)
 
 
-def test_other_data_in_a_tasks_place_are_named_so(tmp_path: Path) -> None:
+def test_stand_ins_are_named(tmp_path: Path) -> None:
     rows = [
-        (split, str(number % 4), picture(place * 100 + number, number % 4, 4))
-        for place, split in enumerate(("train", "test"))
+        (split, str(number % 4), make_image(part * 100 + number, number % 4, 4))
+        for part, split in enumerate(("train", "test"))
         for number in range(40)
     ]
-    write_shards(tmp_path / "cifar100=four-colours", rows)
-    stand_in("camelyon", tmp_path, write_folders, each=20)
+    write_shards(tmp_path / "cifar100=four-colors", rows)
+    write_task("camelyon", tmp_path, write_folders, each=20)
     model = vitral.create("vit-pico8", image_size=16, width=24, heads=3, depth=1, mlp_width=48)
     vitral.save(model, tmp_path / "model.safetensors")
-    first, *_, found = vitral.run_suite(
+    first, *_, result = suite_events(
         str(tmp_path / "model.safetensors"), tmp_path, epochs=1, image_size=(16, 16), batch_size=8
     )
     assert isinstance(first, TaskProgress)
     assert first.total < 100  # an epoch instead of the protocol's 2,500 steps
-    assert isinstance(found, SuiteResult)
-    assert [(task.task, task.stand_in) for task in found.tasks] == [("cifar100", "four-colours"), ("camelyon", None)]
-    assert found.tasks[0].train_images == 40  # 36 and the 4 that were cut off
-    assert found.unknown == ("model.safetensors",)
+    assert isinstance(result, SuiteResult)
+    assert [(task.task, task.stand_in) for task in result.tasks] == [("cifar100", "four-colors"), ("camelyon", None)]
+    assert result.tasks[0].train_images == 40  # 36, and 4 for validation
+    assert result.unrecognized == ("model.safetensors",)
     write_shards(tmp_path / "cifar100=others", rows)
-    with pytest.raises(DataError, match="2 things in the place of cifar100"):
-        list(vitral.run_suite(str(tmp_path / "model.safetensors"), tmp_path))
+    with pytest.raises(DataError, match="2 datasets for cifar100"):
+        list(suite_events(str(tmp_path / "model.safetensors"), tmp_path))
 
 
-def test_the_papers_size_is_no_change(tmp_path: Path) -> None:
+def test_the_size_of_the_paper_is_not_a_change(tmp_path: Path) -> None:
     for name in ("camelyon", "pets", "svhn"):
-        write_folders(tmp_path / name, [("train", "cat", picture(0, 0, 2)), ("test", "cat", picture(1, 0, 2))])
+        write_folders(tmp_path / name, [("train", "cat", make_image(0, 0, 2)), ("test", "cat", make_image(1, 0, 2))])
     model = vitral.create("vit-pico8", image_size=16, width=24, heads=3, depth=1, mlp_width=48)
     vitral.save(model, tmp_path / "model.safetensors")
     for size in (384, (384, 384)):
-        *_, found = vitral.run_suite(tmp_path / "model.safetensors", tmp_path, image_size=size)
-        assert len(found.failed) == 3  # one class is not what they have
-        assert not found.changed
+        *_, result = suite_events(tmp_path / "model.safetensors", tmp_path, image_size=size)
+        assert len(result.failed) == 3  # a single class is not enough
+        assert not result.changed
 
 
-def test_a_suite_that_is_left_tells_what_is_finished(tmp_path: Path) -> None:
+def test_an_interrupted_suite_reports_the_finished_tasks(tmp_path: Path) -> None:
     for name in ("svhn", "camelyon", "eurosat"):
-        stand_in(name, tmp_path, write_folders, each=8)
+        write_task(name, tmp_path, write_folders, each=8)
     model = vitral.create("vit-pico8", image_size=16, width=24, heads=3, depth=1, mlp_width=48)
     vitral.save(model, tmp_path / "model.safetensors")
-    events = vitral.run_suite(tmp_path / "model.safetensors", tmp_path, steps=3, image_size=16, batch_size=8)
-    told = []
+    events = suite_events(tmp_path / "model.safetensors", tmp_path, steps=3, image_size=16, batch_size=8)
+    seen = []
     for event in events:
-        told.append(event)
-        if len([one for one in told if isinstance(one, TaskResult)]) == 1 and isinstance(event, TaskProgress):
+        seen.append(event)
+        if sum(isinstance(earlier, TaskResult) for earlier in seen) == 1 and isinstance(event, TaskProgress):
             signal.raise_signal(signal.SIGTERM)
-    found = told[-1]
-    assert isinstance(found, SuiteResult)
-    assert [task.task for task in found.tasks] == ["svhn"]
-    assert found.left == ("camelyon", "eurosat")
-    assert found.signal == signal.SIGTERM
+    result = seen[-1]
+    assert isinstance(result, SuiteResult)
+    assert [task.task for task in result.tasks] == ["svhn"]
+    assert result.unfinished == ("camelyon", "eurosat")
+    assert result.signal == signal.SIGTERM
 
 
-def test_what_is_finished_outlives_a_task_that_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_tasks_survive_one_that_runs_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("svhn", "camelyon"):
-        stand_in(name, tmp_path, write_folders, each=8)
+        write_task(name, tmp_path, write_folders, each=8)
     model = vitral.create("vit-pico8", image_size=16, width=24, heads=3, depth=1, mlp_width=48)
     vitral.save(model, tmp_path / "model.safetensors")
     original = vitral.suites.runner.start_run  # type: ignore[attr-defined]
 
-    def full(config: Any, data: Any, out: Path) -> Any:
+    def fail(request: Any, out: Path) -> Any:
         if out.name == "camelyon":
             raise RuntimeError("can't allocate memory: you tried to allocate 177167400960 bytes\nand so on")
-        return original(config, data, out=out)
+        return original(request, out=out)
 
-    monkeypatch.setattr("vitral.suites.runner.start_run", full)
+    monkeypatch.setattr("vitral.suites.runner.start_run", fail)
     settings: dict[str, Any] = dict(steps=2, image_size=16, batch_size=8, accumulate=2)
-    *_, found = vitral.run_suite(tmp_path / "model.safetensors", tmp_path, **settings)
-    assert isinstance(found, SuiteResult)
-    assert [task.task for task in found.tasks] == ["svhn"]
-    assert found.failed == {"camelyon": "RuntimeError: can't allocate memory: you tried to allocate 177167400960 bytes"}
-    assert found.changed.keys() == {"steps", "image_size", "batch_size"}  # a batch in parts is the same batch
+    *_, result = suite_events(tmp_path / "model.safetensors", tmp_path, **settings)
+    assert isinstance(result, SuiteResult)
+    assert [task.task for task in result.tasks] == ["svhn"]
+    assert result.failed == {
+        "camelyon": "RuntimeError: can't allocate memory: you tried to allocate 177167400960 bytes"
+    }
+    assert result.changed.keys() == {"steps", "image_size", "batch_size"}  # accumulation does not change the batch
 
 
-def test_a_name_that_is_missing_is_asked_for(tmp_path: Path) -> None:
+def test_a_stand_in_without_a_name_raises(tmp_path: Path) -> None:
     (tmp_path / "pets=").mkdir()
-    with pytest.raises(DataError, match="does not say what stands in the place of pets"):
+    with pytest.raises(DataError, match="pets= does not name its stand-in"):
         find_task("pets", tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("asked", "reason"),
+    ("changes", "reason"),
     [
         ({"model": "vit-cifar1"}, "Did you mean 'vit-cifar10'"),
-        ({"model": vitral.create("vit-pico8")}, "takes the path or the name of a model"),
-        ({"place": None}, "and the folder of the tasks"),
+        ({"model": vitral.create("vit-pico8")}, "path or name of a model"),
+        ({"data": None}, "folder of the tasks"),
         ({"image_size": 17}, "17"),
         ({"device": "cuda:77"}, "cuda"),
-        ({"objective": "masked-patches"}, "objective is not for a suite to change"),
-        ({"val_fraction": 0.1}, "val_fraction is not for a suite to change"),
-        ({"epochs": 1}, "steps and epochs both say how long"),
-        ({"from": "x"}, "from is not for a suite to change"),
+        ({"objective": "masked-patches"}, "sets objective itself"),
+        ({"val_fraction": 0.1}, "sets val_fraction itself"),
+        ({"epochs": 1}, "steps and epochs both"),
+        ({"from": "x"}, "sets from itself"),
     ],
 )
-def test_what_is_wrong_for_every_task_is_told_before_the_first(asked: Any, reason: str, tmp_path: Path) -> None:
-    stand_in("camelyon", tmp_path, write_folders)
-    stand_in("svhn", tmp_path, write_folders)
+def test_mistakes_in_the_settings_raise_before_the_first_task(changes: Any, reason: str, tmp_path: Path) -> None:
+    write_task("camelyon", tmp_path, write_folders)
+    write_task("svhn", tmp_path, write_folders)
     vitral.save(vitral.create("vit-pico8", image_size=16), tmp_path / "model.safetensors")
-    words = {"model": str(tmp_path / "model.safetensors"), "place": tmp_path, "image_size": 16, "steps": 1} | asked
+    arguments = {"model": str(tmp_path / "model.safetensors"), "data": tmp_path, "image_size": 16, "steps": 1} | changes
     with pytest.raises(vitral.VitralError, match=reason):
-        list(vitral.run_suite(words.pop("model"), words.pop("place"), **words))
+        list(suite_events(arguments.pop("model"), arguments.pop("data"), **arguments))
 
 
-def test_what_stands_in_has_none_of_the_papers_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    task = {"group": "natural", "top1": 0.5, "low": 0.4, "high": 0.6, "images": 9, "papers": (85.5, 81.9, 84.1)}
-    told = {"papers": ["H"], "groups": {"natural": 0.5}, "failed": {}, "missing": (), "changed": {}}
+def test_a_stand_in_is_not_compared_with_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    task = {"group": "natural", "top1": 0.5, "low": 0.4, "high": 0.6, "images": 9, "paper": (85.5, 81.9, 84.1)}
+    result = {"paper_models": ["H"], "groups": {"natural": 0.5}, "failed": {}, "missing": (), "changed": {}}
     task |= {"train_images": 1000, "classes": 100, "classes_seen": 10, "unreadable": 0, "notes": ()}
-    told |= {"train_images": 1000, "interrupted": True, "left": ("svhn",), "unknown": ("Pets.csv",)}
-    show_suite(told | {"tasks": [task | {"task": "cifar100", "stand_in": "cifar10"}]})
+    result |= {"train_images": 1000, "interrupted": True, "unfinished": ("svhn",), "unrecognized": ("Pets.csv",)}
+    show_suite(result | {"tasks": [task | {"task": "cifar100", "stand_in": "cifar10"}]})
     shown = capsys.readouterr().out
-    assert "interrupted before the end of: svhn" in shown
-    assert "no task of the suite: Pets.csv" in shown
+    assert "Not finished: svhn" in shown
+    assert "Not a task of the suite: Pets.csv" in shown
     assert "cifar10 for cifar100" in shown
-    assert "cifar10 stands in the place of cifar100" in shown
+    assert "cifar100: replaced by cifar10" in shown
     assert "85.5" not in shown
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("arguments", "reason"),
     [
-        ("{m} --suite vtab-1k", "needs the place"),
-        ("{m} {d} --suite vtab-1k", "holds none of the tasks"),
-        ("{m} {d}/nothing --suite vtab-1k", "There is no folder"),
-        ("{m} {d} --suite vtab-1k --knn 3", "does not go with --suite"),
-        ("{m} {d} --suite vtab-1k --knn 0", "does not go with --suite"),
-        ("{m} {d} --suite vtab-1k --temperature", "does not go with --suite"),
-        ("{m} {d} --suite vtab-1k --no-cache", "does not go with --suite"),
-        ("{m} {d} --steps 3", "there is no --suite"),
+        ("{m} --suite vtab-1k", "needs the folder of its tasks"),
+        ("{m} {d} --suite vtab-1k", "has no task of the suite"),
+        ("{m} {d}/nothing --suite vtab-1k", "does not exist"),
+        ("{m} {d} --suite vtab-1k --knn 3", "cannot be combined with --suite"),
+        ("{m} {d} --suite vtab-1k --knn 0", "cannot be combined with --suite"),
+        ("{m} {d} --suite vtab-1k --temperature", "cannot be combined with --suite"),
+        ("{m} {d} --suite vtab-1k --no-cache", "cannot be combined with --suite"),
+        ("{m} {d} --steps 3", "applies to a suite only"),
     ],
 )
-def test_wrong_use(words: str, reason: str, tmp_path: Path) -> None:
+def test_wrong_use_exits_with_2(arguments: str, reason: str, tmp_path: Path) -> None:
     vitral.save(vitral.create("vit-pico8"), tmp_path / "m.safetensors")
     (tmp_path / "empty").mkdir()
-    done = run("evaluate", *words.format(m=tmp_path / "m.safetensors", d=tmp_path / "empty").split())
+    done = run("evaluate", *arguments.format(m=tmp_path / "m.safetensors", d=tmp_path / "empty").split())
     assert done.returncode == 2
     assert reason in done.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.pictures import class_folders, photo
+from tests.data.images import class_folders, photo
 
 SCRIPT = """
 import sys
@@ -37,11 +37,11 @@ for event in vitral.train_events(data, out=out, **settings):
         (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")]
         print(line.split()[1])
 """
-MOST = 1.02
+MAX_GROWTH = 1.02
 
 
 def measure_epochs(data: Path, out: Path, leak: int = 0) -> list[int]:
-    """Kilobytes of a process of its own at the end of each of ten epochs."""
+    """Train in a process of its own and return its kilobytes at the end of each of ten epochs."""
     command = [sys.executable, "-c", SCRIPT, str(data), str(out), str(leak)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -51,7 +51,7 @@ def measure_epochs(data: Path, out: Path, leak: int = 0) -> list[int]:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Too large to be kept decoded: each is decoded in each epoch."""
+    """Photos that are too large to be cached, so that each is decoded in each epoch."""
     folder = tmp_path_factory.mktemp("photos")
     for number, name in enumerate(("a", "b")):
         (folder / name).mkdir()
@@ -63,40 +63,40 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 @pytest.mark.parametrize("kind", ["large", "small"])
 def test_memory_stays_flat_from_the_third_epoch_to_the_tenth(kind: str, photos: Path, tmp_path: Path) -> None:
-    """At about 340 MB, of which torch is most, the growth is 0.1 % from run to run; two per cent are 7 MB."""
+    """A process has about 340 MB, most of it torch. Its growth varies by 0.1% from run to run; 2% are 7 MB."""
     data = photos if kind == "large" else class_folders(tmp_path / "data", {"a": 80, "b": 80}, size=(24, 24))
     sizes = measure_epochs(data, tmp_path / "run")
     assert len(sizes) == 10
-    assert sizes[9] <= MOST * sizes[2], sizes
+    assert sizes[9] <= MAX_GROWTH * sizes[2], sizes
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-def test_a_leak_of_two_megabytes_an_epoch_would_be_seen(photos: Path, tmp_path: Path) -> None:
+def test_a_leak_of_two_megabytes_per_epoch_would_show(photos: Path, tmp_path: Path) -> None:
     sizes = measure_epochs(photos, tmp_path / "run", leak=2_000_000)
-    assert sizes[9] > MOST * sizes[2], sizes
+    assert sizes[9] > MAX_GROWTH * sizes[2], sizes
 
 
-HOLES = """
+RELEASE = """
 import torch
-from vitral.devices import give_back_holes, keep_freed_memory
+from vitral.devices import keep_freed_memory, release_freed_memory
 
 def resident():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
 
 assert keep_freed_memory()
-tensors = [torch.ones(2**18) for _ in range(400)]  # of a megabyte each
+tensors = [torch.ones(2**18) for _ in range(400)]  # a megabyte each
 tensors = tensors[::2]
 before = resident()
-give_back_holes()
+release_freed_memory()
 print((before - resident()) // 1024, all(tensor.sum() == 2**18 for tensor in tensors))
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-def test_holes_between_tensors_are_given_back() -> None:
-    done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True)
+def test_freed_memory_between_tensors_is_released() -> None:
+    done = subprocess.run([sys.executable, "-c", RELEASE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    megabytes, are_whole = done.stdout.split()
-    assert int(megabytes) > 150  # of the two hundred
-    assert are_whole == "True"
+    megabytes, are_intact = done.stdout.split()
+    assert int(megabytes) > 150  # of two hundred
+    assert are_intact == "True"

@@ -1,32 +1,29 @@
-"""Settings from TOML, the command line and Python: the same names, checked alike."""
+"""Settings from TOML, the command line and Python: the same names and the same checks."""
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 import vitral
-from tests.conftest import small_model
-from vitral.training.bounds import BOUNDS
-from vitral.training.build import build_model
-from vitral.training.config import (
-    TrainConfig,
-    Tune,
+from vitral.training.config import Masking, TrainConfig
+from vitral.training.settings import (
     as_settings,
     as_toml,
     field_texts,
+    flatten,
     read_toml,
     recipe_names,
     recipe_path,
-    setting_names,
     with_settings,
 )
-from vitral.training.masking import Masking
-from vitral.training.settings import collect_settings, flatten
-from vitral.training.tuning import choose_parameters
 
 
-def test_there_and_back(tmp_path: Path) -> None:
+def read_recipe(name: str) -> TrainConfig:
+    return with_settings(None, {"data": "x", **read_toml(recipe_path(name))}, name)
+
+
+def test_settings_survive_a_file(tmp_path: Path) -> None:
     config = with_settings(
         None,
         {
@@ -50,97 +47,52 @@ def test_there_and_back(tmp_path: Path) -> None:
 
 
 def test_every_field_has_a_text_in_the_file() -> None:
-    texts = field_texts()
+    texts, file = field_texts(), as_toml(TrainConfig(data="x"))
     for name in as_settings(TrainConfig(data="x")):
         assert texts.get(name), name
+        assert f"# {texts[name]}\n" in file
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "fragment"),
     [
-        ({"optim.lr": "fast"}, "optim.lr='fast' must be a number"),
-        ({"optim.lrr": 1}, "Did you mean 'optim.lr'"),
-        ({"optim.name": "adma"}, "'adamw'"),
-        ({"optim.lr": -1}, "above 0"),
-        ({"epochs": -1}, "epochs"),
-        ({"batch_size": 10, "accumulate": 3}, "multiple of accumulate"),
-        ({"batch_size": 2.5}, "whole number"),
-        ({"ema": 1.5}, "ema"),
-        ({"model": "vit-s16", "from": "x.npz"}, "both say which network"),
-        ({"tune.what": "everything"}, "'lora'"),
-        ({"augment.flip": 3}, "flip"),
-        ({"network.num_classes": 5}, "num_classes=5: the number of classes is that of the data"),
-        ({"network.image_size": 56}, "Use image_size"),
-        ({"network.channels": 1}, "Use channels"),
-        ({"network": 5}, "network=5 must be a table"),
-        ({"optim": 5}, "optim is a section, such as optim.name"),
-        ({"device": "cpu:abc"}, "device='cpu:abc' must be one of"),
-        ({"device": "auto:1"}, "must be one of"),
-        ({"from": ""}, "from='' names nothing"),
-        ({"val": " "}, "val=' ' names nothing"),
-        ({"val": "a\0b"}, "UTF-8"),
-        ({"data": "caf\udce9"}, "UTF-8"),
+        ({"optim.lr": "fast"}, r"test: optim\.lr must be a number.*got 'fast'"),
+        ({"optim.lrr": 1}, r"no setting 'optim\.lrr'.*Did you mean 'optim\.lr'"),
+        ({"lr": 1}, r"Did you mean optim\.lr\?"),
+        ({"smoothing": 1}, r"Did you mean loss\.smoothing\?"),
+        ({"optim.name": "adma"}, r"optim\.name must be sgd, adamw, muon .*got 'adma'"),
+        ({"optim.name": "adam"}, r"got 'adam'.*use adamw"),
+        ({"optim.lr": -1}, r"optim\.lr must be .*above 0"),
+        ({"epochs": -1}, "epochs must be"),
+        ({"batch_size": 2.5}, r"batch_size must be an integer.*got 2\.5"),
+        ({"batch_size": True}, "batch_size must be an integer"),
+        ({"compile": "yes"}, "compile must be true or false"),
+        ({"tune.what": "everything"}, r"tune\.what must be .*lora"),
+        ({"network": 5}, "network must be a table.*got 5"),
+        ({"optim": 5}, r"optim is a section.*optim\.name"),
+        ({"selection": 0.2}, "val_fraction"),
+        ({"most_bad": 0.2}, "max_bad_fraction"),
+        ({"nonsense": 0.2}, "--help-all"),
     ],
 )
-def test_settings_that_cannot_be(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(vitral.ConfigError, match=words):
+def test_settings_that_are_refused(settings: dict[str, Any], fragment: str) -> None:
+    with pytest.raises(vitral.ConfigError, match=fragment):
         with_settings(None, {"data": "x", **settings}, "test")
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("epochs", "0 nan inf -inf"),
-        ("minutes", "nan inf 0"),
-        ("steps", "0 -1 1e12"),
-        ("seed", "-1 2147483649 99999999999999999999"),
-        ("image_size", "0 16385 70000 1e9 28x70000"),
-        ("val_fraction", "0 0.5 0.99 nan"),
-        ("patience", "-1"),
-        ("most_bad", "nan -1 1.1"),
-        ("save_seconds", "nan -1 inf"),
-        ("ema", "nan 1"),
-        ("dropout", "-0.1 1 nan"),
-        ("workers", "-1"),
-        ("optim.lr", "0 nan inf"),
-        ("optim.betas", "2,3 0.9,1 -1,0.9 nan,0.9"),
-        ("optim.eps", "-1 0 nan"),
-        ("optim.weight_decay", "-1 nan"),
-        ("optim.momentum", "-5 1"),
-        ("optim.clip", "-1 nan inf"),
-        ("optim.end_lr", "-3"),
-        ("optim.warmup_steps", "-5"),
-        ("optim.layer_decay", "0 1.1 nan"),
-        ("loss.smoothing", "5 -1 nan 1"),
-        ("mix.mixup", "-1 nan inf"),
-        ("mix.cutmix", "-2"),
-        ("tune.rank", "0"),
-        ("tune.blocks", "0"),
-    ],
-)
-def test_numbers_out_of_their_bounds(name: str, values: str) -> None:
-    for value in values.split():
-        with pytest.raises(vitral.ConfigError, match=rf"{name}=.* must be "):
-            with_settings(None, {"data": "x", name: value}, "test")
+def test_data_is_needed() -> None:
+    with pytest.raises(vitral.ConfigError, match="data is missing"):
+        with_settings(None, {"epochs": 3}, "test")
 
 
-def test_every_number_has_bounds_and_they_allow_the_ends_that_make_sense() -> None:
-    numbers = {name for name, kind in setting_names().items() if kind is not bool and _is_numeric(kind)}
-    assert {name for name in numbers if not name.startswith(("augment.", "masking."))} == set(BOUNDS)
-    for name, value in {"optim.clip": 0, "optim.warmup_steps": 0, "seed": 2**31, "most_bad": 1, "mix.mixup": 0}.items():
-        with_settings(None, {"data": "x", name: value}, "test")
-
-
-def _is_numeric(kind: Any) -> bool:
-    return kind in (int, float) or any(map(_is_numeric, get_args(kind)))
-
-
-def test_paths_and_the_word_none_arrive(tmp_path: Path) -> None:
-    said = {"data": "x", "val": Path("a"), "network.pool": "none", "network.position": "NONE", "network.stem": "none"}
-    config = with_settings(None, said, "test")
+def test_paths_and_the_word_none(tmp_path: Path) -> None:
+    settings = {"data": "x", "val": Path("a"), "network.pool": "none"}
+    settings |= {"network.position": "NONE", "network.stem": "none"}
+    config = with_settings(None, settings, "test")
     assert config.val == "a"
     assert config.network == {"pool": "none", "position": "none", "stem": None}
-    assert with_settings(None, {"data": "x", "from_weights": Path("b")}, "test").from_weights == "b"
+    for name in ("from_weights", "from_", "from"):
+        assert with_settings(None, {"data": "x", name: Path("b")}, "test").from_weights == "b"
     (tmp_path / "x.toml").write_text(as_toml(config))
     assert with_settings(None, read_toml(tmp_path / "x.toml"), "x") == config
 
@@ -151,47 +103,41 @@ def test_any_character_of_a_path_comes_back(tmp_path: Path) -> None:
     assert read_toml(tmp_path / "x.toml")["data"] == data
 
 
-@pytest.mark.parametrize("what", [{"x": 1}, {"kind": "resnet", "x": 1}, {"kind": "conv"}])
-def test_stems_that_cannot_be(what: dict[str, Any]) -> None:
-    said = {"data": "x", "model": "vit-pico7", "image_size": 28, "channels": 1, "network.stem": what}
-    with pytest.raises(vitral.ConfigError, match="must have kind='resnet'"):
-        build_model(with_settings(None, said, "test"), classes=3)
-
-
-def test_training_needs_one_answer_a_picture() -> None:
-    said = {"data": "x", "model": "vit-pico7", "image_size": 28, "channels": 1, "network.pool": "none"}
-    with pytest.raises(vitral.ConfigError, match="answers for every token"):
-        build_model(with_settings(None, said, "test"), classes=3)
-
-
-def test_more_blocks_than_the_network_has() -> None:
-    with pytest.raises(vitral.ConfigError, match="tune.blocks=3 must be from 1 to the network's 2 blocks"):
-        choose_parameters(small_model(), Tune(what="last-blocks", blocks=3))
-
-
-def test_files_that_are_no_toml(tmp_path: Path) -> None:
+def test_files_that_are_not_toml(tmp_path: Path) -> None:
     for text in ("a = = 3", f"seed = {'9' * 5000}", f"a = {'[' * 5000}"):
         (tmp_path / "x.toml").write_text(text)
-        with pytest.raises(vitral.ConfigError, match="no valid TOML"):
+        with pytest.raises(vitral.ConfigError, match=r"x\.toml is not valid TOML"):
             read_toml(tmp_path / "x.toml")
-    with pytest.raises(vitral.ConfigError, match="cannot be read"):
+    with pytest.raises(vitral.ConfigError, match=r"y\.toml: No such file"):
         read_toml(tmp_path / "y.toml")
+
+
+def test_a_stem_is_one_setting() -> None:
+    stem = {"kind": "convolutions", "widths": [32, 64]}
+    assert flatten({"network": {"stem": stem}}) == flatten({"network.stem": stem}) == {"network.stem": stem}
+    assert flatten({"optim": {"lr": 1, "name": "sgd"}, "epochs": 2}) == {
+        "optim.lr": 1,
+        "optim.name": "sgd",
+        "epochs": 2,
+    }
+
+
+# ---- recipes ----
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_recipes(name: str) -> None:
-    config = with_settings(None, {"data": "x", **read_toml(recipe_path(name))}, name)
-    assert as_toml(config)
+    assert as_toml(read_recipe(name))
     assert recipe_path(name).read_text().startswith("# ")
 
 
-def test_the_papers_recipes_say_what_the_paper_says() -> None:
+def test_recipes_of_the_paper() -> None:
     assert {"paper-finetune", "paper-jft", "paper-i21k", "paper-imagenet", "plain-s16", "augreg"} <= set(recipe_names())
-    finetune = with_settings(None, {"data": "x", **read_toml(recipe_path("paper-finetune"))}, "x")
+    finetune = read_recipe("paper-finetune")
     assert (finetune.optim.name, finetune.optim.momentum, finetune.optim.clip) == ("sgd", 0.9, 1.0)
     assert (finetune.batch_size, finetune.image_size, finetune.optim.weight_decay) == (512, 384, 0.0)
     assert (finetune.augment.crop, finetune.augment.crop_area) == ("inception", (0.05, 1.0))
-    jft = with_settings(None, {"data": "x", **read_toml(recipe_path("paper-jft"))}, "x")
+    jft = read_recipe("paper-jft")
     assert (jft.batch_size, jft.optim.weight_decay, jft.optim.schedule) == (4096, 0.1, "linear")
     assert jft.optim.betas == (0.9, 0.999)
 
@@ -204,10 +150,10 @@ def test_the_papers_recipes_say_what_the_paper_says() -> None:
         ("bit-large", 20_000, [6000, 12_000, 18_000], 500, 0.1),
     ],
 )
-def test_the_hyperrule(name: str, steps: int, drops: list[int], warmup: int, mixup: float) -> None:
-    config = with_settings(None, {"data": "x", **read_toml(recipe_path(name))}, name)
+def test_the_hyperrule_of_bit(name: str, steps: int, drops: list[int], warmup: int, mixup: float) -> None:
+    config = read_recipe(name)
     assert (config.steps, config.batch_size, config.optim.warmup_steps) == (steps, 512, warmup)
-    assert [round(part * steps) for part in config.optim.stairs] == drops
+    assert [round(fraction * steps) for fraction in config.optim.stairs] == drops
     assert (config.optim.name, config.optim.lr, config.optim.momentum) == ("sgd", 0.003, 0.9)
     assert config.mix.mixup == mixup
     assert config.image_size == 480
@@ -215,38 +161,13 @@ def test_the_hyperrule(name: str, steps: int, drops: list[int], warmup: int, mix
 
 
 def test_masked_patches_as_in_the_paper() -> None:
-    config = with_settings(None, {"data": "x", **read_toml(recipe_path("paper-masked"))}, "x")
+    config = read_recipe("paper-masked")
     assert (config.steps, config.batch_size, config.model) == (1_000_000, 4096, "vit-b16")
-    assert (config.optim.name, config.optim.lr, config.optim.warmup_steps) == ("adam", 2e-4, 10_000)
+    assert (config.optim.name, config.optim.lr, config.optim.warmup_steps) == ("adamw", 2e-4, 10_000)
     assert config.optim.schedule == "cosine"
-    assert config.masking == Masking(target="mean-colour", ratio=0.5, masked=0.8, swapped=0.1)
+    assert config.masking == Masking(target="mean-color", ratio=0.5, masked=0.8, swapped=0.1)
 
 
 def test_an_unknown_recipe() -> None:
-    with pytest.raises(vitral.ConfigError, match="Did you mean 'paper-jft'"):
+    with pytest.raises(vitral.ConfigError, match="'paper-jtf'.*Did you mean 'paper-jft'"):
         recipe_path("paper-jtf")
-
-
-def test_how_long_to_train_is_said_in_one_way_and_the_latest_counts() -> None:
-    def length(**given: object) -> tuple[object, object, object]:
-        settled = collect_settings("builtin:digits", given, recipe="digits").config
-        return settled.steps, settled.epochs, settled.minutes
-
-    assert length() == (read_toml(recipe_path("digits"))["steps"], "auto", None)
-    assert length(epochs=3) == (None, 3.0, None)
-    assert length(minutes=5) == (None, "auto", 5.0)
-    assert length(steps=7) == (7, "auto", None)
-    with pytest.raises(vitral.ConfigError, match="epochs and minutes both say"):
-        length(epochs=3, minutes=5)
-
-
-def test_a_stem_is_one_setting_however_it_is_said() -> None:
-    stem = {"kind": "convolutions", "widths": [32, 64]}
-    assert flatten({"network": {"stem": stem}}) == flatten({"network.stem": stem}) == {"network.stem": stem}
-
-
-@pytest.mark.parametrize("name", ["bit-r50x1", "R50x1", "BiT-M-R101x3"])
-def test_a_recipe_made_for_vits_leaves_a_bit_its_own_fields(name: str) -> None:
-    settled = collect_settings("builtin:digits", {"model": name}, recipe="small")
-    assert settled.config.network == {}
-    assert collect_settings("builtin:digits", {"model": "vit-pico7"}, recipe="small").config.network == {"pool": "mean"}

@@ -1,4 +1,4 @@
-"""hf:owner/name: from a server on this machine, then from the cache alone."""
+"""Load hf:owner/name from a server on this machine, then from the cache alone."""
 
 import json
 import os
@@ -20,20 +20,20 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
-    """A hub with one repository, team/small; also gives the paths that were asked for."""
+    """Yield the address of a hub with one repository, team/small, and a list of the requests to it."""
     folder = tmp_path / "repository"
     vitral.save(small_model(), folder, dialect="huggingface", labels=[f"kind {i}" for i in range(7)])
-    asked: list[str] = []
+    requests: list[str] = []
 
     class Hub(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
-            self.answer(body=False)
+            self.respond(body=False)
 
         def do_GET(self) -> None:
-            self.answer(body=True)
+            self.respond(body=True)
 
-        def answer(self, body: bool) -> None:
-            asked.append(f"{self.command} {self.path}")
+        def respond(self, body: bool) -> None:
+            requests.append(f"{self.command} {self.path}")
             path = self.path.split("?")[0]
             if path in ("/api/models/team/small", "/api/models/team/small/revision/main"):
                 files = [{"rfilename": file.name, "size": file.stat().st_size} for file in folder.iterdir()]
@@ -61,7 +61,7 @@ def hub(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
+    yield f"http://127.0.0.1:{server.server_port}", requests
     server.shutdown()
     thread.join()
     server.server_close()
@@ -76,10 +76,10 @@ def describe(name: str, cache: Path, **environment: str) -> subprocess.Completed
     )
 
 
-def test_downloads_say_what_how_large_and_where_and_the_cache_serves_offline(
+def test_a_download_prints_files_size_and_folder_and_the_cache_works_offline(
     hub: tuple[str, list[str]], tmp_path: Path
 ) -> None:
-    endpoint, asked = hub
+    endpoint, requests = hub
     cache = tmp_path / "cache"
     first = describe("hf:team/small", cache, HF_ENDPOINT=endpoint)
     assert first.returncode == 0, first.stderr
@@ -93,22 +93,22 @@ def test_downloads_say_what_how_large_and_where_and_the_cache_serves_offline(
 
     again = describe("hf:team/small", cache, HF_ENDPOINT=endpoint)
     assert "downloading" not in again.stderr
-    before = len(asked)
+    before = len(requests)
     offline = describe("hf:team/small", cache, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="1")
     assert offline.returncode == 0, offline.stderr
-    assert len(asked) == before, "offline means offline"
+    assert len(requests) == before, "offline means no request"
     unreachable = describe("hf:team/small", cache, HF_ENDPOINT="http://127.0.0.1:9")
     assert unreachable.returncode == 0, unreachable.stderr
-    for answer in (again, offline, unreachable):
-        assert json.loads(answer.stdout)["config"] == described["config"]
+    for done in (again, offline, unreachable):
+        assert json.loads(done.stdout)["config"] == described["config"]
 
 
-def test_what_is_not_there_is_said(hub: tuple[str, list[str]], tmp_path: Path) -> None:
+def test_missing_repositories_are_one_sentence(hub: tuple[str, list[str]], tmp_path: Path) -> None:
     endpoint, _ = hub
     for name, environment, reason in (
-        ("hf:team/other", {"HF_ENDPOINT": endpoint}, "There is no public repository team/other"),
+        ("hf:team/other", {"HF_ENDPOINT": endpoint}, "no public model team/other"),
         ("hf:team/small", {"HF_HUB_OFFLINE": "1"}, "is not in the cache"),
-        ("hf:small", {}, "It should be hf:owner/name"),
+        ("hf:small", {}, "expected hf:owner/name"),
     ):
         done = describe(name, tmp_path / "empty", **environment)
         assert done.returncode == 2
@@ -138,6 +138,6 @@ def test_the_safest_checkpoint_is_chosen(files: list[str], chosen: list[str]) ->
     assert list(choose_files("x/y", dict.fromkeys(files, 1))) == chosen
 
 
-def test_two_checkpoints_are_one_too_many() -> None:
-    with pytest.raises(vitral.WeightsError, match="no single checkpoint"):
+def test_two_checkpoints_are_ambiguous() -> None:
+    with pytest.raises(vitral.WeightsError, match="single checkpoint"):
         choose_files("x/y", {"a.npz": 1, "b.npz": 1})

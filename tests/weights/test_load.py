@@ -1,5 +1,6 @@
-"""What loading does besides finding names: the report, the asked changes, the guesses, memory and precision."""
+"""Load checkpoints: the report, config overrides, assumptions, memory and precision."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import vitral
+from benchmarks.peers import repair_torchvision
 from tests.conftest import small_model
 from vitral import Checkpoint, LoadReport, Preprocess
 from vitral.model.patches import cut
@@ -34,25 +36,25 @@ def google(tmp_path: Path) -> Path:
 
 
 def same_tensors(report: LoadReport, names: Any) -> None:
-    """Every tensor of the file is in exactly one list."""
-    listed = [*report.taken, *report.renamed, *report.resized, *report.ignored]
+    """Assert that every tensor of the file is in exactly one list."""
+    listed = [*report.unchanged, *report.renamed, *report.resized, *report.ignored]
     assert sorted(listed) == sorted(names)
 
 
 def test_every_tensor_is_in_one_list(google: Path) -> None:
     with np.load(google) as arrays:
         names = list(arrays)
-    for asked in ({}, {"num_classes": 3}, {"image_size": 24, "representation": None, "num_classes": 5}):
-        same_tensors(report_of(vitral.load(google, **asked)), names)
+    for overrides in ({}, {"num_classes": 3}, {"image_size": 24, "representation": None, "num_classes": 5}):
+        same_tensors(report_of(vitral.load(google, **overrides)), names)
 
 
-def test_a_fresh_head_is_zero_and_says_so(google: Path) -> None:
+def test_a_new_head_is_zero_and_reported(google: Path) -> None:
     loaded = vitral.load(google, num_classes=3)
     assert not loaded.model.head.weight.any()  # type: ignore[operator]
     assert loaded.model.head.weight.shape == (3, 20)  # type: ignore[union-attr]
     report = report_of(loaded)
-    assert set(report.fresh) == {"head.weight", "head.bias"}
-    assert report.ignored["head/kernel"] == "num_classes asks for a fresh head"
+    assert set(report.initialized) == {"head.weight", "head.bias"}
+    assert "num_classes=3" in report.ignored["head/kernel"]
     assert loaded.labels is None
 
 
@@ -62,16 +64,16 @@ def test_the_pre_logits_can_be_dropped(google: Path) -> None:
     assert "pre_logits/kernel" in report_of(loaded).ignored
 
 
-def test_a_fresh_head_starts_with_its_bias(google: Path) -> None:
+def test_a_new_head_starts_with_its_bias(google: Path) -> None:
     loaded = vitral.load(google, num_classes=3, head_bias=-10.0)
     assert torch.equal(loaded.model.head.bias, torch.full((3,), -10.0))  # type: ignore[union-attr]
 
 
-def test_parts_that_are_asked_for_are_fresh(google: Path) -> None:
+def test_new_parts_are_initialized(google: Path) -> None:
     loaded = vitral.load(google, registers=4, layer_scale=0.1)
     report = report_of(loaded)
-    assert "registers" in report.fresh
-    assert "blocks.1.after_mlp.scale" in report.fresh
+    assert "registers" in report.initialized
+    assert "blocks.1.after_mlp.scale" in report.initialized
     assert torch.equal(loaded.model.blocks[0].after_mlp.scale, torch.full((48,), 0.1))  # type: ignore[union-attr]
     assert loaded.model.class_token is not None
     assert torch.equal(loaded.model.class_token, vitral.load(google).model.class_token)  # type: ignore[arg-type]
@@ -88,8 +90,8 @@ def test_an_all_zero_head_is_flagged(tmp_path: Path) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", [(24, 24), (8, 28), (16, 32)])
-def test_another_size_is_what_the_network_does_by_itself(google: Path, size: tuple[int, int]) -> None:
-    """Resampled once while loading, or at every forward: the same table, the same answers."""
+def test_loading_at_another_size_equals_running_at_it(google: Path, size: tuple[int, int]) -> None:
+    """Resampling once while loading and at every forward give the same table and the same logits."""
     images = torch.randn(2, 3, *size)
     plain, moved = vitral.load(google), vitral.load(google, image_size=size)
     assert moved.model.config.table_grid == (size[0] // 4, size[1] // 4)
@@ -107,8 +109,8 @@ def test_from_a_table_that_is_not_square(tmp_path: Path) -> None:
     with pytest.raises(vitral.WeightsError, match="position_grid"):
         vitral.load(tmp_path / "x.npz")
     images = torch.randn(2, 3, 8, 24)
-    for asked in ({"image_size": (8, 24)}, {"position_grid": (2, 6)}):
-        loaded = vitral.load(tmp_path / "x.npz", **asked)
+    for overrides in ({"image_size": (8, 24)}, {"position_grid": (2, 6)}):
+        loaded = vitral.load(tmp_path / "x.npz", **overrides)
         torch.testing.assert_close(loaded.model(images), model(images), atol=1e-6, rtol=0)
     moved = vitral.load(tmp_path / "x.npz", position_grid=(2, 6), image_size=(16, 16))
     torch.testing.assert_close(
@@ -129,8 +131,8 @@ def test_other_positions_at_another_size(position: Any, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_another_patch_size_answers_alike_on_enlarged_images(google: Path) -> None:
-    """FlexiViT's promise: enlarged patches times the enlarged kernel are what they were."""
+def test_another_patch_size_gives_the_same_tokens_for_enlarged_patches(google: Path) -> None:
+    """FlexiViT: enlarged patches times the enlarged kernel equal the original products."""
     plain, larger = vitral.load(google), vitral.load(google, patch_size=8, image_size=32)
     images = torch.randn(2, 3, 16, 16)
     small = cut(images, plain.model.patches.patch_hw).flatten(0, 1)
@@ -145,19 +147,19 @@ def test_another_patch_size_answers_alike_on_enlarged_images(google: Path) -> No
 
 @torch.no_grad()
 @pytest.mark.parametrize("channels", [1, 4])
-def test_other_channels_answer_alike_when_all_are_equal(google: Path, channels: int) -> None:
+def test_other_channels_give_the_same_logits_when_all_are_equal(google: Path, channels: int) -> None:
     plain, other = vitral.load(google), vitral.load(google, channels=channels)
-    grey = torch.randn(2, 1, 16, 16)
-    ours, theirs = other.model(grey.expand(-1, channels, -1, -1)), plain.model(grey.expand(-1, 3, -1, -1))
+    gray = torch.randn(2, 1, 16, 16)
+    ours, theirs = other.model(gray.expand(-1, channels, -1, -1)), plain.model(gray.expand(-1, 3, -1, -1))
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
     assert other.preprocess.channels == channels
     assert "channels" in report_of(other).resized["embedding/kernel"]
 
 
-@pytest.mark.parametrize("asked", [{"width": 96}, {"mlp_width": 10}, {"depth": 1.5}, {"wisdom": 2}, {"heads": 7}])
-def test_changes_that_cannot_be(google: Path, asked: dict[str, Any]) -> None:
-    with pytest.raises(vitral.VitralError, match=f"{next(iter(asked))}|shape"):
-        vitral.load(google, **asked)
+@pytest.mark.parametrize("overrides", [{"width": 96}, {"mlp_width": 10}, {"depth": 1.5}, {"wisdom": 2}, {"heads": 7}])
+def test_invalid_overrides(google: Path, overrides: dict[str, Any]) -> None:
+    with pytest.raises(vitral.VitralError, match=f"{next(iter(overrides))}|shape"):
+        vitral.load(google, **overrides)
 
 
 # ---- heads ----
@@ -186,24 +188,24 @@ def timm_file(path: Path, width: int, depth: int, mlp: int) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("width", "depth", "mlp", "heads", "why"),
+    ("width", "depth", "mlp", "heads", "reason"),
     [
-        (192, 12, 768, 3, "published size"),
-        (96, 4, 384, 3, "published size"),
-        (128, 2, 256, 2, "64 numbers a head"),
-        (192, 2, 768, 3, "64 numbers a head"),
+        (192, 12, 768, 3, "published model"),
+        (96, 4, 384, 3, "published model"),
+        (128, 2, 256, 2, "64 channels per head"),
+        (192, 2, 768, 3, "64 channels per head"),
     ],
 )
-def test_heads_that_the_file_does_not_tell(
-    width: int, depth: int, mlp: int, heads: int, why: str, tmp_path: Path
+def test_heads_that_the_file_does_not_state(
+    width: int, depth: int, mlp: int, heads: int, reason: str, tmp_path: Path
 ) -> None:
     loaded = vitral.load(timm_file(tmp_path / "x.safetensors", width, depth, mlp))
     assert loaded.model.config.heads == heads
     (line,) = [line for line in report_of(loaded).assumed if "heads" in line]
-    assert why in line
-    told = vitral.load(tmp_path / "x.safetensors", heads=heads * 2)
-    assert told.model.config.heads == heads * 2
-    assert "heads" not in str(report_of(told).assumed)
+    assert reason in line
+    overridden = vitral.load(tmp_path / "x.safetensors", heads=heads * 2)
+    assert overridden.model.config.heads == heads * 2
+    assert "heads" not in str(report_of(overridden).assumed)
 
 
 def test_heads_that_cannot_be_guessed(tmp_path: Path) -> None:
@@ -214,7 +216,7 @@ def test_heads_that_cannot_be_guessed(tmp_path: Path) -> None:
 # ---- preprocessing ----
 
 
-def test_what_is_assumed_is_said_and_can_be_overridden(tmp_path: Path) -> None:
+def test_assumptions_are_reported_and_can_be_overridden(tmp_path: Path) -> None:
     path = timm_file(tmp_path / "x.safetensors", 192, 12, 768)
     loaded = vitral.load(path)
     assert loaded.preprocess.mean == (0.5, 0.5, 0.5)
@@ -222,7 +224,7 @@ def test_what_is_assumed_is_said_and_can_be_overridden(tmp_path: Path) -> None:
     changed = vitral.load(path, preprocess=dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)))
     assert changed.preprocess.mean == (0.485, 0.456, 0.406)
     assert "DeiT" not in str(report_of(changed).assumed)
-    assert "normalisation was changed" in str(report_of(changed).warnings)
+    assert "normalization was changed" in str(report_of(changed).warnings)
     whole = vitral.load(path, preprocess=Preprocess(size=(8, 8), resize="pad"))
     assert whole.preprocess.resize == "pad"
 
@@ -239,7 +241,7 @@ def test_what_is_assumed_is_said_and_can_be_overridden(tmp_path: Path) -> None:
         (3, "preprocess"),
     ],
 )
-def test_preprocessing_that_cannot_be(google: Path, changes: Any, field: str) -> None:
+def test_invalid_preprocessing(google: Path, changes: Any, field: str) -> None:
     with pytest.raises(vitral.ConfigError, match=field):
         vitral.load(google, preprocess=changes)
 
@@ -247,7 +249,7 @@ def test_preprocessing_that_cannot_be(google: Path, changes: Any, field: str) ->
 # ---- our own file ----
 
 
-def test_all_that_must_not_get_lost(tmp_path: Path) -> None:
+def test_our_format_keeps_labels_preprocessing_and_config(tmp_path: Path) -> None:
     labels = ("Katze", "狗", "zwei Wörter", "d", "e", "f", "g")
     preprocess = Preprocess(size=(16, 16), resize="crop", crop_fraction=0.9, interpolation="bicubic", background=0)
     checkpoint = Checkpoint(model=small_model(registers=2), preprocess=preprocess, labels=labels)
@@ -256,7 +258,7 @@ def test_all_that_must_not_get_lost(tmp_path: Path) -> None:
     assert (back.labels, back.preprocess, back.model.config) == (labels, preprocess, checkpoint.model.config)
     assert not back.model.training
     report = report_of(back)
-    assert len(report.taken) == len(checkpoint.model.state_dict())
+    assert len(report.unchanged) == len(checkpoint.model.state_dict())
     assert not report.renamed
     assert not report.assumed
 
@@ -281,7 +283,7 @@ def test_a_loaded_model_trains_and_leaves_the_file_alone(tmp_path: Path) -> None
     loaded.model.train()(torch.randn(2, 3, 16, 16)).sum().backward()
     optimizer.step()
     assert path.read_bytes() == before
-    vitral.save(loaded, path)  # over the file that it is mapped from
+    vitral.save(loaded, path)  # over the file that it is memory-mapped from
     again = vitral.load(path)
     for name, tensor in loaded.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], tensor)
@@ -307,22 +309,9 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
         vitral.save(small_model(), path, dialect="torch-vision")
 
 
-def test_metadata_hold_the_checksum_of_the_numbers(tmp_path: Path) -> None:
-    from vitral.weights.dialects.native import verify
-    from vitral.weights.formats.detect import open_tensors
-
-    path = tmp_path / "x.safetensors"
-    vitral.save(small_model(), path)
-    assert verify(open_tensors(path))
-    content = bytearray(path.read_bytes())
-    content[-100] ^= 1
-    path.write_bytes(content)
-    assert not verify(open_tensors(path))
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_loading_holds_one_copy(tmp_path: Path) -> None:
-    """A model of 90 MB in a process of its own: the peak grows by about once the file, not twice."""
+    """Load a model of 90 MB in a separate process: its peak memory grows by about the file, not twice."""
     model = vitral.create("vit-s16", num_classes=10)
     vitral.save(model, tmp_path / "ours.safetensors")
     vitral.save(model, tmp_path / "google.npz", dialect="google")
@@ -342,9 +331,10 @@ def test_loading_holds_one_copy(tmp_path: Path) -> None:
         assert 0.5 * size < grown < 1.3 * size, name
 
 
-def test_hints_survive_where_the_layout_has_no_place(tmp_path: Path) -> None:
+def test_hints_store_what_the_dialect_cannot(tmp_path: Path) -> None:
     model = small_model(activation="relu", norm_eps=1e-3)
-    vitral.save(model, tmp_path / "x.safetensors", dialect="timm", labels=[str(i) for i in range(7)])
+    with pytest.warns(UserWarning, match="norm_eps"):
+        vitral.save(model, tmp_path / "x.safetensors", dialect="timm", labels=[str(i) for i in range(7)])
     with safe_open(tmp_path / "x.safetensors", framework="pt") as file:
         assert "vitral.hints" in file.metadata()
     loaded = vitral.load(tmp_path / "x.safetensors")
@@ -356,17 +346,15 @@ def test_hints_survive_where_the_layout_has_no_place(tmp_path: Path) -> None:
 
 
 def test_checkpoints_in_several_files(tmp_path: Path) -> None:
-    import json
-
     vitral.save(small_model(norm_eps=1e-12), tmp_path / "whole", dialect="huggingface")
     tensors = load_file(tmp_path / "whole" / "model.safetensors")
     folder = tmp_path / "parts"
     folder.mkdir()
     names = sorted(tensors)
-    parts = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
-    for part, members in parts.items():
-        save_file({name: tensors[name] for name in members}, folder / part)
-    index = {name: part for part, members in parts.items() for name in members}
+    shards = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for shard, members in shards.items():
+        save_file({name: tensors[name] for name in members}, folder / shard)
+    index = {name: shard for shard, members in shards.items() for name in members}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     (folder / "config.json").write_text((tmp_path / "whole" / "config.json").read_text())
     images = torch.randn(2, 3, 16, 16)
@@ -374,3 +362,130 @@ def test_checkpoints_in_several_files(tmp_path: Path) -> None:
     (folder / "model-2.safetensors").unlink()
     with pytest.raises(vitral.WeightsError, match="model-2"):
         vitral.load(folder)
+
+
+# ---- state dicts in memory ----
+
+
+@torch.no_grad()
+def test_a_state_dict_of_another_library() -> None:
+    repair_torchvision()
+    from timm.models.vision_transformer import VisionTransformer
+
+    theirs: Any = VisionTransformer(img_size=16, patch_size=4, embed_dim=48, depth=2, num_heads=3, num_classes=7).eval()
+    loaded = vitral.load(theirs.state_dict(), heads=3)
+    images = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(loaded.model(images), theirs(images), atol=1e-5, rtol=0)
+    report = report_of(loaded)
+    assert (report.source, report.format, report.dialect) == ("state dict", "memory", "timm")
+    loaded.model.norm.weight.add_(1)
+    assert theirs.norm.weight.eq(1).all(), "the state dict is copied"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod."])
+def test_a_state_dict_of_our_own_names_needs_its_config(prefix: str, tmp_path: Path) -> None:
+    model = small_model(registers=2, activation="relu", norm_eps=1e-3)
+    state = {prefix + name: tensor for name, tensor in model.state_dict().items()}
+    with pytest.raises(vitral.WeightsError, match="config="):
+        vitral.load(state)
+    images = torch.randn(2, 3, 16, 16)
+    torch.save(state, tmp_path / "state.pth")
+    for source in (state, tmp_path / "state.pth"):
+        loaded = vitral.load(source, config=model.config)
+        assert torch.equal(loaded.model(images), model(images))
+        assert loaded.model.config == model.config
+        assert not report_of(loaded).initialized
+    assert vitral.load(state, config=model.config, num_classes=3).model.config.num_classes == 3
+
+
+@torch.no_grad()
+def test_config_replaces_what_names_and_shapes_do_not_state(tmp_path: Path) -> None:
+    model = small_model(image_size=(8, 24), activation="relu", pool="mean", class_token=True)
+    written = vitral.save(model, tmp_path / "x.pth", dialect="timm")
+    assert {"heads", "pool", "activation"} <= set(written.load_options)
+    loaded = vitral.load(torch.load(tmp_path / "x.pth", weights_only=True), config=model.config)
+    images = torch.randn(2, 3, 8, 24)
+    assert torch.equal(loaded.model(images), model(images))
+    with pytest.raises(vitral.WeightsError, match=r"shape|missing|unexpected"):
+        vitral.load(tmp_path / "x.pth", config=replace(model.config, width=96))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"patches": [torch.randn(500, 500)]},
+        {3: torch.randn(500)},
+        [torch.randn(500, 500)],
+        torch.randn(500, 500),
+        {"x": "y" * 10_000},
+    ],
+    ids=["list in a dict", "number as a name", "list", "tensor", "text"],
+)
+def test_errors_never_print_tensors(source: Any) -> None:
+    with pytest.raises(vitral.VitralError) as caught:
+        vitral.load(source)
+    assert len(str(caught.value)) < 600
+    with pytest.raises(vitral.VitralError) as caught:
+        vitral.load({"x": torch.zeros(3)}, config=source)
+    assert len(str(caught.value)) < 600
+
+
+def test_a_config_json_that_contradicts_the_tensors_is_reported(tmp_path: Path) -> None:
+    vitral.save(small_model(norm_eps=1e-12), tmp_path / "hf", dialect="huggingface", labels=list("abcdefg"))
+    tensors = load_file(tmp_path / "hf" / "model.safetensors")
+    save_file(tensors, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
+    path = tmp_path / "hf" / "config.json"
+    config = json.loads(path.read_text())
+    assert not report_of(vitral.load(tmp_path / "hf")).warnings
+    for key, value, actual in (
+        ("hidden_size", 768, "48"),
+        ("num_hidden_layers", 12, "2"),
+        ("intermediate_size", 3072, "80"),
+        ("patch_size", 16, "4"),
+        ("model_type", "swin", "vit"),
+    ):
+        path.write_text(json.dumps({**config, key: value}))
+        (warning,) = report_of(vitral.load(tmp_path / "hf")).warnings
+        assert key in warning
+        assert str(value) in warning
+        assert actual in warning
+    path.write_text(json.dumps({**config, "id2label": {"0": "a", "1": "b"}}))
+    (warning,) = report_of(vitral.load(tmp_path / "hf")).warnings
+    assert "2 labels" in warning
+
+
+def test_a_timm_config_json_that_contradicts_the_tensors_is_reported(tmp_path: Path) -> None:
+    vitral.save(small_model(), tmp_path / "timm", dialect="timm")
+    path = tmp_path / "timm" / "config.json"
+    config = json.loads(path.read_text())
+    assert not report_of(vitral.load(tmp_path / "timm")).warnings
+    config["model_args"]["embed_dim"] = 768
+    path.write_text(json.dumps(config))
+    (warning,) = report_of(vitral.load(tmp_path / "timm")).warnings
+    assert "embed_dim=768" in warning
+    assert "48" in warning
+
+
+@torch.no_grad()
+def test_a_stem_narrower_than_64_channels(tmp_path: Path) -> None:
+    """A hybrid in Google's layout with width factor 0.5."""
+    stem = vitral.ResNetStem(stages=(1, 2), width_factor=0.5)
+    model = small_model(activation="gelu-tanh", stem=stem, patch_size=1, image_size=32)
+    vitral.save(model, tmp_path / "x.npz", dialect="google")
+    loaded = vitral.load(tmp_path / "x.npz")
+    assert loaded.model.config.stem == stem
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(loaded.model(images), model(images))
+    bit = vitral.create("bit-r26x1", width_factor=0.5, num_classes=3, image_size=32).eval()
+    vitral.save(bit, tmp_path / "bit.npz", dialect="bit")
+    again = vitral.load(tmp_path / "bit.npz", image_size=32)
+    assert again.model.config.width_factor == 0.5
+    assert torch.equal(again.model(images), bit(images))
+
+
+def test_weights_of_another_network_class_are_refused(tmp_path: Path) -> None:
+    model = small_model()
+    save_file(model.state_dict(), tmp_path / "x.safetensors", metadata={"vitral.custom": "MyViT"})
+    with pytest.raises(vitral.WeightsError, match=r"MyViT.*load_state_dict"):
+        vitral.load(tmp_path / "x.safetensors", config=model.config)

@@ -1,4 +1,4 @@
-"""The model that comes with vitral: small, complete, and found by its name from anywhere."""
+"""The shipped model: small, complete, and found by its name from any folder."""
 
 import hashlib
 import json
@@ -21,14 +21,14 @@ CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("the network was asked for")
+        raise AssertionError("a connection was opened")
 
     monkeypatch.setattr(socket, "create_connection", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_it_is_small_and_says_everything(name: str) -> None:
+def test_it_is_small_and_complete(name: str) -> None:
     path = shipped_weights(name)
     assert path is not None
     assert path.stat().st_size <= 6.5e6
@@ -39,19 +39,19 @@ def test_it_is_small_and_says_everything(name: str) -> None:
     assert loaded.report is not None
     assert not loaded.report.assumed
     card = path.with_suffix(".md").read_text(encoding="utf-8")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()  # what the card says was measured with these very numbers
-    for words in ("vitral train", "--seed 0", "Top-1", "hours", "Licence", digest):
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()  # the results in the card belong to this very file
+    for words in ("vitral train", "--seed 0", "Top-1", "hours", "License", digest):
         assert words in card, words
 
 
-def test_a_photo_is_answered_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> None:
+def test_an_image_is_predicted_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> None:
     monkeypatch.chdir(tmp_path)
     pixels = np.random.default_rng(0).integers(0, 256, (375, 500, 3), dtype=np.uint8)
     Image.fromarray(pixels).save("photo.jpg")
     done = run("predict", "vit-cifar10", "photo.jpg", "--top", "10", "--format", "json")
     assert done.returncode == 0, done.stderr
     row = json.loads(done.stdout)
-    assert sorted(one["label"] for one in row["top"]) == sorted(CIFAR10)
+    assert sorted(entry["label"] for entry in row["top"]) == sorted(CIFAR10)
     assert vitral.Predictor("vit-cifar10")("photo.jpg").labels == CIFAR10
 
 
@@ -64,35 +64,35 @@ def test_it_can_be_described_and_started_from(tmp_path: Path, monkeypatch: pytes
     assert done.returncode == 0, done.stderr
 
 
-def test_what_lies_here_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_file_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     vitral.save(vitral.create("vit-pico4", num_classes=3), "other.safetensors")
     Path("other.safetensors").rename("vit-cifar10")
     assert vitral.load("vit-cifar10").model.config.num_classes == 3
 
 
-def test_as_a_network_it_is_sent_on(tmp_path: Path) -> None:
+def test_it_is_not_a_network_name(tmp_path: Path) -> None:
     done = run("train", "builtin:digits", "--model", "vit-cifar10", "--out", str(tmp_path / "run"))
     assert done.returncode == 2
-    assert "takes weights by --from" in done.stderr
+    assert "--from" in done.stderr
 
 
-def test_a_wrong_ending_is_told_by_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_suffix_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = run("convert", "vit-cifar10", "other.npz", "--to", "native")
     assert done.returncode == 2
     assert "vitral: other.npz must end in .safetensors" in done.stderr
 
 
-def test_a_fresh_head_is_said(tmp_path: Path) -> None:
+def test_a_new_head_is_printed(tmp_path: Path) -> None:
     done = run("convert", "vit-cifar10", str(tmp_path / "x.safetensors"), "--to", "native", "--set", "num_classes=3")
-    assert "fresh: head.weight: as num_classes asks" in done.stdout
+    assert "initialized: head.weight: new head: num_classes=3" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
     [("vit-b16", "a network without weights"), ("ViT-B/16", "vit-b16 is a network"), ("vit-cifar11", "vit-cifar10")],
 )
-def test_other_names_are_answered_with_a_hint(name: str, hint: str) -> None:
+def test_other_names_raise_with_a_hint(name: str, hint: str) -> None:
     with pytest.raises(vitral.WeightsError, match=hint):
         vitral.load(name)

@@ -1,4 +1,4 @@
-"""``vitral data``: look at a dataset before training on it."""
+"""`vitral data`: check a dataset before training on it."""
 
 import sys
 from pathlib import Path
@@ -6,53 +6,65 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from vitral.cli.parameters import FILE, FORMAT, SWITCH
 from vitral.console.output import Format, show_json, show_lines
-from vitral.errors import ConfigError
+from vitral.errors import ConfigError, DataError
 
 
 def data(
     data: str,
     /,
     *,
-    sheet: Annotated[Path | None, Parameter(help="Write a contact sheet there, as PNG.")] = None,
-    headers_only: Annotated[bool, Parameter(help="Do not decode: faster, finds less.", negative="")] = False,
-    format: Annotated[Format, Parameter(help="human: a page; json: everything; quiet: problems only.")] = "human",
+    sheet: Annotated[Path | None, FILE, Parameter(help="Write a contact sheet to FILE (.png).")] = None,
+    headers_only: Annotated[bool, SWITCH, Parameter(help="Skip decoding: faster, but misses damaged pixels.")] = False,
+    format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet (problems only).")] = "human",
 ) -> None:
-    """Look at a dataset: classes, sizes, unreadable files, duplicates, leaks. Exit code 2: training cannot go on.
+    """Check a dataset before training on it.
+
+    Reports classes, image sizes, unreadable files, duplicates and leaks between splits. Exits with code 2 if training
+    on the dataset would fail.
 
     Parameters
     ----------
     data
-        A folder of class folders, a CSV or Parquet table, tar shards, hf:owner/name, or builtin:digits.
+        A folder of class folders, a CSV or Parquet table, tar shards, hf:OWNER/NAME, or builtin:digits.
+
+    Examples
+    --------
+    vitral data photos/
+    vitral data builtin:digits --sheet digits.png
+    vitral data "shards/train-{000..009}.tar" --headers-only --format json
     """
     from vitral.console.dataset import show_scan
-    from vitral.console.progress import with_progress
+    from vitral.console.progress import progress_bar
     from vitral.data.contact_sheet import contact_sheet
     from vitral.data.scan import scan
     from vitral.data.sources import open_dataset
-    from vitral.files import printable
+    from vitral.files import atomic_path, printable
 
     if sheet is not None:
         _check_free(sheet)
     dataset = open_dataset(data)
-    found = with_progress(scan(dataset, decodes=not headers_only), "looking at pictures", quiet=format != "human")
+    with progress_bar("Reading images", quiet=format != "human") as move:
+        result = scan(dataset, headers_only=headers_only, on_progress=lambda event: move(event.done, event.total))
     if sheet is not None:
-        contact_sheet(dataset.splits.get("train", ()), dataset.classes).save(sheet)
+        with atomic_path(sheet, DataError) as temporary:
+            contact_sheet(dataset.splits.get("train", ()), dataset.classes).save(temporary, "PNG")
     if format == "json":
-        show_json(found.as_dict())
+        show_json(result.as_dict())
     elif format == "quiet":
-        show_lines(map(printable, found.problems))
+        show_lines(map(printable, result.problems))
     else:
-        show_scan(found, sheet)
-    if not found.can_train:
+        show_scan(result, sheet)
+    if not result.can_train:
         sys.exit(2)
 
 
 def _check_free(sheet: Path) -> None:
-    """ConfigError before the scan, which may take long; nothing is written over."""
+    """Raise ConfigError before the scan, which may take long, if the contact sheet cannot be written."""
     if sheet.suffix.lower() != ".png":
-        raise ConfigError(f"--sheet {sheet} must end in .png.")
+        raise ConfigError(f"--sheet {sheet} does not end in .png.", hint="Pass a .png file.")
     if not sheet.parent.is_dir():
-        raise ConfigError(f"--sheet {sheet} cannot be written: there is no folder {sheet.parent}.")
+        raise ConfigError(f"--sheet {sheet}: the folder {sheet.parent} does not exist.", hint="Create it first.")
     if sheet.exists():
-        raise ConfigError(f"--sheet {sheet} is there already.", hint="Give another name, or delete it.")
+        raise ConfigError(f"--sheet {sheet} already exists.", hint="Pass another name, or delete it.")

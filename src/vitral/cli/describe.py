@@ -1,54 +1,48 @@
-"""``vitral describe``: what a checkpoint is, and what became of every tensor."""
+"""`vitral describe`: print what a checkpoint contains."""
 
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from vitral.cli.numbers import WHOLE, parse_size
+from vitral.cli.parameters import FORMAT, IMAGE_SIZE, INTEGER
 from vitral.console.checkpoint import show_checkpoint
 from vitral.console.output import Format, show_json, show_lines
 
 
 def describe(
-    checkpoint: str,
+    model: str,
     /,
     *,
-    image_size: Annotated[str | None, Parameter(help="As if loaded for this size: 384, or HEIGHTxWIDTH.")] = None,
-    heads: Annotated[int | None, WHOLE, Parameter(help="Attention heads, where the file does not tell.")] = None,
-    format: Annotated[Format, Parameter(help="human: a page; json: everything; quiet: the dialect.")] = "human",
+    image_size: Annotated[
+        tuple[int, int] | None, IMAGE_SIZE, Parameter(help="Describe the model as loaded at another size.")
+    ] = None,
+    heads: Annotated[int | None, INTEGER, Parameter(help="Attention heads, if the file does not state them.")] = None,
+    format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet (the dialect only).")] = "human",
 ) -> None:
-    """Dialect, config, preprocessing, checksum, and what is renamed, resized, fresh or ignored.
+    """Describe a checkpoint.
+
+    Prints dialect, config, preprocessing and checksum, and lists which tensors are renamed, resized, initialized or
+    ignored.
 
     Parameters
     ----------
-    checkpoint
-        A file, a folder, vit-cifar10 (it comes with vitral), or hf:owner/name.
+    model
+        A run folder, a weights file, a shipped name (vit-cifar10), or hf:OWNER/NAME.
+
+    Examples
+    --------
+    vitral describe vit-cifar10
+    vitral describe ViT-B_16.npz --image-size 384
+    vitral describe hf:google/vit-base-patch16-224 --format json
     """
-    asked: dict[str, Any] = {} if heads is None else {"heads": heads}
-    if image_size is not None:
-        asked["image_size"] = parse_size(image_size)
-    described = examine(checkpoint, asked)
+    from vitral.weights.describing import describe as describe_checkpoint
+
+    overrides: dict[str, Any] = {"image_size": image_size, "heads": heads}
+    overrides = {name: value for name, value in overrides.items() if value is not None}
+    description = describe_checkpoint(model, **overrides).as_dict()
     if format == "json":
-        show_json(described)
+        show_json(description)
     elif format == "quiet":
-        show_lines([described["report"]["dialect"]])
+        show_lines([description["report"]["dialect"]])
     else:
-        show_checkpoint(described)
-
-
-def examine(source: str, asked: dict[str, Any]) -> dict[str, Any]:
-    from vitral.weights.dialects.config_json import config_as_dict
-    from vitral.weights.identity import identify
-    from vitral.weights.load import load
-
-    identity = identify(source)
-    loaded = load(source, **asked)
-    assert loaded.report is not None
-    return {
-        **identity,
-        "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
-        "config": config_as_dict(loaded.model.config),
-        "preprocess": loaded.preprocess.as_dict(),
-        "labels": loaded.labels,
-        "report": loaded.report.as_dict(),
-    }
+        show_checkpoint(description)

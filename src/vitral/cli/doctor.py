@@ -1,4 +1,4 @@
-"""``vitral doctor``: what is here, what is missing, and how to get it."""
+"""`vitral doctor`: check the installation."""
 
 import os
 import platform
@@ -11,14 +11,23 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from vitral import __version__
-from vitral.console.doctor import show_findings
+from vitral.cli.parameters import FORMAT
 from vitral.console.output import Format, show_json
+from vitral.console.tables import show_findings
 
 
 def doctor(
-    *, format: Annotated[Format, Parameter(help="human: a page; json: the same; quiet: problems only.")] = "human"
+    *, format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet (problems only).")] = "human"
 ) -> None:
-    """The device, the versions, what is missing and how to get it."""
+    """Check the installation: device, versions, and what is missing.
+
+    Exits with code 1 if a required package is missing.
+
+    Examples
+    --------
+    vitral doctor
+    vitral doctor --format json
+    """
     findings = examine()
     if format == "json":
         show_json(findings)
@@ -29,18 +38,17 @@ def doctor(
 
 
 EXTRAS = {
-    "fast": "JPEGs in half the time, export to ONNX",
-    "hub": "checkpoints and datasets of the Hugging Face hub",
-    "tables": "Parquet",
-    "tensorboard": "curves of training runs",
+    "fast": "fast JPEG decoding, export to ONNX",
+    "hub": "checkpoints and datasets from the Hugging Face hub",
+    "tables": "Parquet tables",
+    "tensorboard": "training curves in TensorBoard",
 }
 
 
 def examine() -> dict[str, Any]:
+    """Return the versions, the device, the extras and the problems of this installation."""
     packages = {name: _version(name) for name in _core_packages()}
-    problems = [
-        f"{name} is not installed. Get it with: pip install {name}" for name, found in packages.items() if not found
-    ]
+    problems = [f"{name} is not installed. Run: pip install {name}" for name in packages if not packages[name]]
     findings: dict[str, Any] = {
         "vitral": __version__,
         "python": platform.python_version(),
@@ -67,7 +75,7 @@ def _examine_torch() -> dict[str, Any]:
         "precision": {"value": precision.value, "reason": precision.reason},
         "threads": torch.get_num_threads(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
-        "compiler": "found" if _has_compiler() else "none: torch.compile needs a C++ compiler on a CPU",
+        "compiler": "found" if _has_compiler() else "not found (torch.compile needs a C++ compiler on a CPU)",
     }
 
 
@@ -78,7 +86,7 @@ def _has_compiler() -> bool:
 
 
 def _core_packages() -> list[str]:
-    """The names that the installed package itself requires."""
+    """Return the packages that vitral requires without extras."""
     names = []
     for line in requires("vitral") or ():
         if "extra ==" not in line:
@@ -94,6 +102,6 @@ def _version(package: str) -> str | None:
 
 
 def _missing(extra: str) -> list[str]:
-    """Packages of an extra that are not here."""
-    found = (re.match(rf"([\w-]+).*extra == ['\"]{extra}['\"]", line) for line in requires("vitral") or ())
-    return [match[1] for match in found if match and not _version(match[1])]
+    """Return the packages of an extra that are not installed."""
+    matches = (re.match(rf"([\w-]+).*extra == ['\"]{extra}['\"]", line) for line in requires("vitral") or ())
+    return [match[1] for match in matches if match and not _version(match[1])]

@@ -1,143 +1,176 @@
-"""``vitral evaluate``: how good a model is."""
+"""`vitral evaluate`: evaluate a model on a dataset or a suite."""
 
 import re
 import sys
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from vitral.cli.numbers import WHOLE, parse_size
+from vitral.cli.parameters import DEVICE, FILE, FORMAT, IMAGE_SIZE, INTEGER, MODEL, PRECISION, SWITCH
 from vitral.console.output import Format, show_json, show_lines
 from vitral.errors import ConfigError
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measures:
+    """What to measure, and against which labels. None of it applies to a suite."""
+
+    few_shot: Annotated[
+        str | None,
+        Parameter(
+            help="Evaluate the features by ridge regression on K images per class, such as 10 or 1,5,10.", metavar="K"
+        ),
+    ] = None
+    knn: Annotated[
+        int | None, INTEGER, Parameter(help="Evaluate the features by the K nearest neighbors.", metavar="K")
+    ] = None
+    against: Annotated[str | None, MODEL, Parameter(help="Compare with a second model on the same images.")] = None
+    against_label_map: Annotated[Path | None, FILE, Parameter(help="The label map of the second model.")] = None
+    temperature: Annotated[bool, SWITCH, Parameter(help="Report the calibration after temperature scaling.")] = False
+    label_map: Annotated[
+        Path | None, FILE, Parameter(help="Map classes to labels: lines of a dataset class and a model label.")
+    ] = None
+    real: Annotated[Path | None, FILE, Parameter(help="Score with all true labels of each image (ReaL, JSON).")] = None
+    cache: Annotated[bool, Parameter(help="Do not keep features on disk for the next evaluation.")] = True
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suite:
+    """A suite of tasks, and how to train on each of them."""
+
+    name: Annotated[
+        Literal["vtab-1k"] | None,
+        Parameter(name="--suite", help="Fine-tune on each of the 19 tasks in the folder DATA.", metavar="NAME"),
+    ] = None
+    steps: Annotated[
+        int | None,
+        INTEGER,
+        Parameter(help="Training steps per task (with --suite).", show_default="2,500, as in the paper"),
+    ] = None
+    accumulate: Annotated[
+        int | None, INTEGER, Parameter(help="Micro-batches per step (with --suite), to save memory.")
+    ] = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inference:
+    """How to run the model. The defaults of a suite are those of its protocol."""
+
+    image_size: Annotated[tuple[int, int] | None, IMAGE_SIZE] = None
+    device: Annotated[str, DEVICE] = "auto"
+    precision: Annotated[str | None, PRECISION, Parameter(show_default="float32; auto with --suite")] = None
+    batch_size: Annotated[
+        int | None, INTEGER, Parameter(help="Images per batch.", show_default="64; 512 with --suite")
+    ] = None
+    workers: Annotated[
+        int | None, INTEGER, Parameter(help="Processes that load images.", show_default="0; auto with --suite")
+    ] = None
+
+
 def evaluate(
-    run: str,
+    model: str,
     data: str | None = None,
     /,
     *,
-    few_shot: Annotated[
-        str | None, Parameter(help="Measure the features: ridge regression on K a class, such as 10, or 1,5,10,25.")
-    ] = None,
-    knn: Annotated[int | None, WHOLE, Parameter(help="Measure the features: a vote of the K nearest.")] = None,
-    suite: Annotated[Literal["vtab-1k"] | None, Parameter(help="Fine-tune on each of 19 tasks in DATA.")] = None,
-    steps: Annotated[
-        int | None, WHOLE, Parameter(help="Of each task of a suite; by default the paper's 2,500.")
-    ] = None,
-    accumulate: Annotated[
-        int | None, WHOLE, Parameter(help="Of a suite: parts that a batch is computed in, which saves memory.")
-    ] = None,
-    against: Annotated[str | None, Parameter(help="Another model, on the same pictures.")] = None,
-    temperature: Annotated[bool, Parameter(help="Also calibrate by temperature scaling.", negative="")] = False,
-    label_map: Annotated[Path | None, Parameter(help="A file: the data's class, the model's label.")] = None,
-    real: Annotated[Path | None, Parameter(help="A JSON file of all true labels (ReaL).")] = None,
-    image_size: Annotated[str | None, Parameter(help="Another size than it was trained at: 224, or HxW.")] = None,
-    device: Annotated[str, Parameter(help="cpu, cuda, cuda:1, mps.")] = "auto",
-    precision: Annotated[
-        str | None, Parameter(help="float32, bfloat16 or float16; by default float32, in a suite the device's.")
-    ] = None,
-    batch_size: Annotated[
-        int | None, WHOLE, Parameter(help="Pictures at a time; by default 64, in a suite 512.")
-    ] = None,
-    workers: Annotated[
-        int | None, WHOLE, Parameter(help="Processes that load pictures; by default none, in a suite the device's.")
-    ] = None,
-    cache: Annotated[bool, Parameter(help="Keep features on the disk for the next time.")] = True,
-    format: Annotated[Format, Parameter(help="human: a page; json: everything; quiet: the top-1.")] = "human",
+    measures: Measures = Measures(),  # noqa: B008 (frozen, as the next two)
+    suite: Suite = Suite(),  # noqa: B008
+    inference: Inference = Inference(),  # noqa: B008
+    format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet (top-1 only).")] = "human",
 ) -> None:
-    """How good a model is: top-1 with its interval, each class, calibration, mistakes. Exit code 3: some pictures could
-    not be read.
+    """Evaluate a model: accuracy with confidence intervals, calibration, mistakes.
+
+    Exits with code 3 if some images are unreadable.
 
     Parameters
     ----------
-    run
-        A run folder, a weights file, vit-cifar10 (it comes with vitral), or hf:owner/name.
+    model
+        A run folder, a weights file, a shipped name (vit-cifar10), or hf:OWNER/NAME.
     data
-        What to measure on; by default what the run held out.
+        A dataset. Default: the test split of the run.
+
+    Examples
+    --------
+    vitral evaluate runs/photos-1
+    vitral evaluate vit-cifar10 photos/test --against runs/photos-1
+    vitral evaluate hf:facebook/dinov2-small photos/ --knn 10 --few-shot 1,5,10
     """
-    if suite is not None:
-        others = {"few-shot": few_shot, "knn": knn, "against": against, "label-map": label_map, "real": real}
-        refuse_beside_suite({**others, "temperature": temperature, "no-cache": not cache})
-        asked = {"steps": steps, "batch_size": batch_size, "image_size": parse_size(image_size)}
-        asked |= {"device": device, "precision": precision, "workers": workers, "accumulate": accumulate}
-        evaluate_suite(run, data, {name: value for name, value in asked.items() if value is not None}, format)
+    if suite.name is None:
+        check_unset(suite, hint="Pass --suite vtab-1k.", problem="applies to a suite only")
+        evaluate_model(model, data, measures, inference, format)
         return
-    for name, value in (("steps", steps), ("accumulate", accumulate)):
-        if value is not None:
-            raise ConfigError(f"--{name} is for a suite, and there is no --suite.")
+    check_unset(measures, hint="Drop it.", problem="cannot be combined with --suite")
+    settings = {**asdict(inference), "steps": suite.steps, "accumulate": suite.accumulate}
+    evaluate_suite(model, data, {name: value for name, value in settings.items() if value is not None}, format)
+
+
+def check_unset(options: Measures | Suite, *, problem: str, hint: str) -> None:
+    """Raise ConfigError if one of the options was passed."""
+    for field in fields(options):
+        if getattr(options, field.name) != field.default:
+            flag = f"--{'no-' if field.default is True else ''}{field.name.replace('_', '-')}"
+            raise ConfigError(f"{flag} {problem}.", hint=hint)
+
+
+def evaluate_model(model: str, data: str | None, measures: Measures, inference: Inference, format: Format) -> None:
+    """Evaluate a model on one dataset and show the result. Exit with code 3 if some images are unreadable."""
     from vitral.console.evaluation import show_evaluation
     from vitral.console.progress import with_progress
-    from vitral.evaluation.evaluator import evaluating
+    from vitral.evaluation.evaluator import evaluate_events
+    from vitral.evaluation.options import EvaluateOptions
 
-    events = evaluating(
-        run,
-        data,
-        few_shot=parse_shots(few_shot),
-        cache=cache,
-        knn=knn,
-        against=against,
-        temperature=temperature,
-        label_map=label_map,
-        real=real,
-        device=device,
-        precision=precision or "float32",
-        batch_size=64 if batch_size is None else batch_size,
-        workers=workers or 0,
-        image_size=parse_size(image_size),
-    )
-    found = with_progress(events, "asking the model", quiet=format != "human")
-    told = found.as_dict()
+    options: dict[str, Any] = asdict(measures) | asdict(inference) | {"few_shot": parse_shots(measures.few_shot)}
+    passed = EvaluateOptions(**{name: value for name, value in options.items() if value is not None})
+    evaluation = with_progress(evaluate_events(model, data, passed), "Evaluating", quiet=format != "human")
     if format == "json":
-        show_json({**told, "test": {name: told[name] for name in _CONTRACT if name in told}})
+        show_json(evaluation.as_dict() | {"test": evaluation.scores.as_dict()})
     elif format == "quiet":
-        show_lines([f"{told['top1']:.4f}"])
+        top1 = (evaluation.knn or evaluation.few_shot or {"top1": evaluation.scores.top1})["top1"]
+        show_lines([f"{top1:.4f}"])
     else:
-        show_evaluation(told)
-    if found.unreadable:
+        show_evaluation(evaluation.as_dict())
+    if evaluation.unreadable:
         sys.exit(3)
 
 
-def parse_shots(words: str | None) -> tuple[int, ...] | None:
-    if words is None:
+def parse_shots(text: str | None) -> tuple[int, ...] | None:
+    """Return the numbers of a list such as 1,5,10."""
+    if text is None:
         return None
-    parts = words.split(",")
-    if not all(re.fullmatch("[0-9]{1,9}", part.strip()) for part in parts):
-        raise ConfigError(f"--few-shot {words!r} must be a whole number or several, such as 10 or 1,5,10,25.")
-    return tuple(int(part) for part in parts)
+    numbers = text.split(",")
+    if not all(re.fullmatch("[0-9]{1,9}", number.strip()) for number in numbers):
+        raise ConfigError(f"--few-shot must be an integer or a list of integers such as 1,5,10 (got {text}).")
+    return tuple(int(number) for number in numbers)
 
 
-def refuse_beside_suite(others: dict[str, object]) -> None:
-    if said := [name for name, value in others.items() if value is not None and value is not False]:
-        raise ConfigError(f"--{said[0]} does not go with --suite.")
-
-
-def evaluate_suite(run: str, data: str | None, asked: dict[str, Any], format: Format) -> None:
+def evaluate_suite(model: str, data: str | None, settings: dict[str, Any], format: Format) -> None:
+    """Run a suite and show its results. Exit with a code if it was interrupted or tasks failed."""
     from vitral.console.progress import progress_bar
-    from vitral.console.suite import show_suite
+    from vitral.console.tables import show_suite
     from vitral.runs import Run
-    from vitral.suites.runner import SuiteResult, TaskProgress, run_suite
+    from vitral.suites.runner import SuiteResult, TaskProgress, suite_events
 
     if data is None:
-        raise ConfigError("--suite needs the place of its tasks.", hint="vitral evaluate RUN DIR --suite vtab-1k")
-    model = str(Run.open(Path(run)).trained_model()) if Run.is_run(Path(run)) else run
-    told: dict[str, Any] = {}
+        raise ConfigError("--suite needs the folder of its tasks.", hint="vitral evaluate MODEL DIR --suite vtab-1k")
+    source = str(Run.open(Path(model)).trained_model()) if Run.is_run(Path(model)) else model
+    result: dict[str, Any] = {}
     with progress_bar("vtab-1k", quiet=format != "human") as move:
-        for event in run_suite(model, data, **asked):
+        for event in suite_events(source, data, **settings):
             if isinstance(event, TaskProgress):
                 move(event.done, event.total)
             elif isinstance(event, SuiteResult):
-                told = event.as_dict()
+                result = event.as_dict()
     if format == "json":
-        show_json(told)
+        show_json(result)
     elif format == "quiet":
-        show_lines([f"{told['mean']:.4f}" if told["tasks"] else "nan"])
+        show_lines([f"{result['mean']:.4f}" if result["tasks"] else "nan"])
     else:
-        show_suite(told)
-    if told["interrupted"]:
-        sys.exit(128 + told["signal"])
-    if told["failed"] or any(task["unreadable"] for task in told["tasks"]):
+        show_suite(result)
+    if result["interrupted"]:
+        sys.exit(128 + result["signal"])
+    if result["failed"] or any(task["unreadable"] for task in result["tasks"]):
         sys.exit(3)
-
-
-_CONTRACT = ("top1", "top5", "images", "loss")

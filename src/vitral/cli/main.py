@@ -1,87 +1,149 @@
-"""The ``vitral`` command: finds the verb, and turns everything that goes wrong into one sentence and an exit code.
+"""The `vitral` command: find the command, call it, and turn every failure into one sentence and an exit code.
 
-Exit codes: 0 done, 1 failed, 2 wrong use or unusable input, 3 done but some inputs failed, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 usage error or unusable input, 3 done but some inputs failed, 130 interrupted.
 """
 
 import os
 import sys
 from collections.abc import Sequence
 from io import StringIO, TextIOWrapper
+from typing import NoReturn
 
-from cyclopts import App
+from cyclopts import App, Group
 from cyclopts.exceptions import CycloptsError, UnusedCliTokensError
 
 from vitral import __version__
+from vitral.cli.help import PlainHelp, examples
 from vitral.errors import VitralError
 from vitral.files import printable
 
+COMMANDS = {
+    "Train": {
+        "train": "DATA [OPTIONS]",
+        "data": "DATA [OPTIONS]",
+        "plan": "--model MODEL --images N [OPTIONS]",
+        "study": "FILE.toml DATA [OPTIONS]",
+    },
+    "Use": {
+        "predict": "MODEL IMAGES... [OPTIONS]",
+        "evaluate": "MODEL [DATA] [OPTIONS]",
+        "features": "MODEL IMAGES... --out FILE [OPTIONS]",
+        "report": "RUN [OPTIONS]",
+    },
+    "Checkpoints": {
+        "models": "[WORDS...] [OPTIONS]",
+        "describe": "MODEL [OPTIONS]",
+        "convert": "MODEL TARGET --to DIALECT [OPTIONS]",
+        "export": "MODEL --to FORMAT [OPTIONS]",
+    },
+    "System": {
+        "doctor": "[OPTIONS]",
+    },
+}
+"""The commands with their arguments, as `vitral --help` groups them. Each is a function in a module of its name."""
+
 app = App(
     name="vitral",
-    help="Vision Transformers: train them, measure them, and exchange their weights.",
+    help="Train, use and exchange Vision Transformers.",
+    usage="vitral COMMAND [OPTIONS]",
     version=__version__,
-    suppress_keyboard_interrupt=False,  # main tells of it
-    help_epilogue="`vitral VERB --help` tells more. `--debug` shows where an error came from.",
+    help_format="plaintext",
+    help_formatter=PlainHelp(),
+    help_epilogue="Run `vitral COMMAND --help` for its options. Add --debug to see where an error came from.",
+    group_commands=Group("Options", sort_key=len(COMMANDS)),  # only --help and --version are left for it
+    group_parameters=Group("Options"),
+    suppress_keyboard_interrupt=False,  # main reports it
 )
-app.command("vitral.cli.train:train", help="Train on pictures; what is not said is decided, with the reason.")
-app.command("vitral.cli.evaluate:evaluate", help="How good a model is, and how far to trust that.")
-app.command("vitral.cli.predict:predict", help="Labels for pictures.")
-app.command("vitral.cli.features:features", help="Embeddings of pictures, as npz or Parquet.")
-app.command("vitral.cli.data:data", help="Look at a dataset before training on it.")
-app.command("vitral.cli.models:models", help="Names, parameters, FLOPs and memory of the models.")
-app.command("vitral.cli.plan:plan", help="Operations, memory, time and price of a training run, before it is begun.")
-app.command(
-    "vitral.cli.describe:describe", help="Any checkpoint: its dialect, config, and what became of every tensor."
-)
-app.command("vitral.cli.convert:convert", help="A checkpoint in another dialect, compared after writing.")
-app.command("vitral.cli.export:export", help="A file for other programs, and the proof that it answers the same.")
-app.command("vitral.cli.doctor:doctor", help="The device, the versions, what is missing and how to get it.")
+
+
+def register_commands() -> None:
+    """Add the commands to the app; each module is imported when its command or its summary is needed."""
+    for order, (title, commands) in enumerate(COMMANDS.items()):
+        group = Group(title, sort_key=order)
+        for position, (name, arguments) in enumerate(commands.items()):
+            usage = f"vitral {name} {arguments}"
+            app.command(f"vitral.cli.{name}:{name}", group=group, sort_key=position, usage=usage)
+
+
+register_commands()
+
+SWITCHES = frozenset({"compile", "gradient_checkpointing"})
+"""Training settings that are true or false and need no value."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command in `arguments` (default: the command line) and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    settle_streams()
+    configure_streams()
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
-    if words[:1] == ["train"]:
-        from vitral.cli.train import gather_settings
-
-        words = ["train", *gather_settings(words[1:])]
-    words = ["/dev/stdin" if word == "-" else word for word in words]  # a lone hyphen would be taken for an option
     try:
-        app(words, print_error=False, exit_on_error=False, result_action="return_value")
+        app(prepare(words), print_error=False, exit_on_error=False, result_action="return_value")
+        sys.stdout.flush()
     except CycloptsError as error:
-        _leave(2, _one_sentence(error), debug, error)
+        _exit(2, _one_sentence(error), debug, error)
     except VitralError as error:
-        _leave(error.exit_code, str(error), debug, error)
+        _exit(error.exit_code, str(error), debug, error)
     except KeyboardInterrupt:
-        _leave(130, "interrupted", debug=False, error=None)
-    except BrokenPipeError:  # somebody closed the pipe, as head does
-        _let_go_of_the_pipe()
+        _exit(130, "Interrupted.", debug=False, error=None)
+    except BrokenPipeError:  # the reader closed the pipe, as head does
+        _discard_output()
+        sys.exit(0)
     except SystemExit as leaving:
-        if isinstance(leaving.__context__, BrokenPipeError):  # rich turns it into this
-            _let_go_of_the_pipe()
+        if isinstance(leaving.__context__, BrokenPipeError):  # rich raises it instead
+            _discard_output()
+            sys.exit(0)
         raise
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        reason = str(error).partition("\n")[0]
-        told = f"The memory is not enough{f' ({reason})' if reason else ''}."
-        _leave(1, f"{told} Take a smaller --batch-size, or a smaller --image-size or model.", debug, error)
+        _exit(1, "Out of memory. Reduce --batch-size, --image-size or the model.", debug, error)
     except OSError as error:
-        reason = error.strerror or error
-        told = f"{error.filename}: {reason}." if error.filename else f"The result could not be written: {reason}."
-        _leave(1, told, debug, error)
+        _exit(1, _describe_os_error(error), debug, error)
+
+
+def prepare(words: list[str]) -> list[str]:
+    """Load what the help needs, and return the words with flags that cyclopts cannot parse in another form."""
+    if not words or words[0] in app.help_flags:
+        app.resolved_commands()  # the summaries are those of the docstrings
+    if not words or words[0] not in app or words[0].startswith("-"):
+        return words
+    command = app[words[0]]
+    function = command.default_command
+    assert function is not None
+    command.help_epilogue = examples(function.__doc__)
+    if words[0] == "train":
+        options = {name for argument in command.assemble_argument_collection() for name in argument.names}
+        words = ["train", *collect_settings(words[1:], options | {"--help"})]
+    return ["/dev/stdin" if word == "-" else word for word in words]  # cyclopts takes a lone hyphen for an option
+
+
+def collect_settings(words: list[str], options: set[str]) -> list[str]:
+    """Return the words with every flag that is not one of the options, such as --ema 0.99, as --set ema=0.99."""
+    words, collected = words.copy(), list[str]()
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if not word.startswith("--") or name in options or word == "--":
+            collected.append(word)
+            continue
+        setting = name.removeprefix("--").replace("-", "_")
+        if not equals:
+            is_value = words and (words[0] in ("true", "false") if setting in SWITCHES else words[0][:2] != "--")
+            value = words.pop(0) if is_value else "true"
+        collected += ["--set", f"{setting}={value}"]
+    return collected
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Without importing torch, whose CPU says it in words only."""
-    told = str(error)
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in told
+    """Return whether memory ran out. On a CPU, torch raises a plain RuntimeError; torch itself is not imported here."""
+    return (
+        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error)
+    )
 
 
-def settle_streams() -> None:
-    """Names of files may hold what a terminal cannot show, and a stream may be closed. What goes to a program or comes
-    from one is UTF-8 everywhere."""
+def configure_streams() -> None:
+    """Let streams carry any file name, in UTF-8 to and from other programs, and replace a closed standard input."""
     for stream in (sys.stdout, sys.stdin):
         if isinstance(stream, TextIOWrapper) and sys.platform == "win32" and not stream.isatty():
             stream.reconfigure(encoding="utf-8")
@@ -93,24 +155,32 @@ def settle_streams() -> None:
     if sys.stdin is None:
         sys.stdin = StringIO()
     if sys.stdout is None:
-        _leave(2, "Standard output is closed, and the result would go there.", debug=False, error=None)
+        _exit(2, "Standard output is closed. Redirect it to a file or to /dev/null.", debug=False, error=None)
 
 
-def _let_go_of_the_pipe() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing is flushed into it at the end
-    sys.exit(0)
+def _discard_output() -> None:
+    """Send what is still buffered to nowhere, so that Python does not fail to flush it at exit."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _one_sentence(error: CycloptsError) -> str:
-    """cyclopts' message, without its line breaks and with a way on."""
+    """Return cyclopts' message without its line breaks, and where to read on."""
     message = " ".join(str(error).split())
     if isinstance(error, UnusedCliTokensError):
-        message = f"These words are not expected: {' '.join(error.unused_tokens or ())}."
+        message = f"Unexpected argument: {' '.join(error.unused_tokens or ())}."
     command = " ".join(["vitral", *(error.command_chain or ())])
     return f"{message} See `{command} --help`."
 
 
-def _leave(code: int, message: str, debug: bool, error: Exception | None) -> None:
+def _describe_os_error(error: OSError) -> str:
+    """Return one sentence. Everything that writes files names the file, so the rest is about standard output."""
+    _discard_output()
+    reason = error.strerror or error
+    return f"{error.filename}: {reason}." if error.filename else f"Cannot write to standard output: {reason}."
+
+
+def _exit(code: int, message: str, debug: bool, error: Exception | None) -> NoReturn:
     if debug and error is not None:
         raise error
     if sys.stderr is not None:

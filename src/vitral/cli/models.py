@@ -1,12 +1,12 @@
-"""``vitral models``: the table of names, with what each costs."""
+"""`vitral models`: list the models and their cost."""
 
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitral.cli.numbers import parse_size
-from vitral.console.models import TRAINING_BATCH, ModelRow, models_table
+from vitral.cli.parameters import FORMAT, IMAGE_SIZE
 from vitral.console.output import Format, show_json, show_lines
+from vitral.console.tables import TRAINING_BATCH, ModelRow, show_models
 from vitral.errors import ConfigError, DataError, did_you_mean
 from vitral.model.config import ViTConfig
 from vitral.model.cost import count_cost
@@ -16,48 +16,59 @@ from vitral.weights.shipped import SHIPPED
 
 def models(
     *words: str,
-    image_size: Annotated[str | None, Parameter(help="Cost at this size: 384, or 384x256 for height x width.")] = None,
-    format: Annotated[Format, Parameter(help="human: a table; json: all numbers; quiet: names.")] = "human",
+    image_size: Annotated[
+        tuple[int, int] | None,
+        IMAGE_SIZE,
+        Parameter(help="Count the cost at this size, such as 384 or 320x480 (height x width)."),
+    ] = None,
+    format: Annotated[Format, FORMAT, Parameter(help="human, json (exact numbers) or quiet (names only).")] = "human",
 ) -> None:
-    """Names of models, with parameters, FLOPs and memory.
+    """List the models with their parameters, FLOPs and memory.
+
+    Every name works with `vitral train --model` and `vitral.create`. The shipped models also work wherever a command
+    takes a MODEL.
 
     Parameters
     ----------
     words
-        Show only models that have all these words in their name or description, such as: hybrid, small, b16.
+        List only models with all these words in their name or description, such as hybrid, small or b16.
+
+    Examples
+    --------
+    vitral models
+    vitral models hybrid b16
+    vitral models vit-b16 --image-size 384 --format json
     """
     names = find_models(words)
-    size = parse_size(image_size)
-    rows = [row for row in (model_row(name, size) for name in names) if row is not None]
-    if size is not None and not rows:
-        named_config(names[0]).grid(*size)  # says what is wrong with the size
+    rows = [row for row in (model_row(name, image_size) for name in names) if row is not None]
+    if image_size is not None and not rows:
+        named_config(names[0]).grid(*image_size)  # raises the error that explains what is wrong with the size
     if format == "json":
         show_json([row.as_dict() for row in rows])
     elif format == "quiet":
         show_lines(row.name for row in rows)
     else:
-        models_table(rows, SHIPPED, left_out=len(names) - len(rows))
+        show_models(rows, SHIPPED, omitted=len(names) - len(rows))
 
 
 def find_models(words: tuple[str, ...]) -> list[str]:
-    """One model by its whole name in any spelling, or all that have every word."""
+    """Return one model by its whole name in any spelling, or all models that match every word."""
     try:
         return [canonical_name(" ".join(words))]
     except ConfigError:
         pass
-    found = [name for name in NAMES if all(word.lower() in f"{name} {_description(name)}".lower() for word in words)]
-    if not found:
+    names = [name for name in NAMES if all(word.lower() in f"{name} {_description(name)}".lower() for word in words)]
+    if not names:
         vocabulary = {word for name in NAMES for word in (name, *_description(name).split())}
         hint = next(filter(None, (did_you_mean(word, vocabulary) for word in words)), None)
-        wanted = " ".join(map(repr, words))
         raise ConfigError(
-            f"No model {'has all of' if len(words) > 1 else 'matches'} {wanted}.",
-            hint=hint or "`vitral models` lists them all.",
+            f"No model matches {' '.join(map(repr, words))}.", hint=hint or "Run `vitral models` to list them all."
         )
-    return found
+    return names
 
 
 def _description(name: str) -> str:
+    """Return the words that find a model besides its name."""
     if name.startswith("bit"):
         return "baseline resnet"
     if name.startswith("r"):
@@ -66,7 +77,7 @@ def _description(name: str) -> str:
 
 
 def model_row(name: str, image_size: tuple[int, int] | None) -> ModelRow | None:
-    """None where the patch does not divide the size."""
+    """Return the cost of a model, or None if its patch size does not divide the image size."""
     config = named_config(name)
     size = image_size or config.image_hw
     try:

@@ -1,38 +1,58 @@
-"""``vitral plan``: what a training run costs, before it is begun."""
+"""`vitral plan`: estimate the cost of a training run."""
 
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitral.cli.numbers import WHOLE, parse_size
+from vitral.cli.parameters import FORMAT, IMAGE_SIZE, INTEGER, NUMBER
 from vitral.console.output import Format, show_json, show_lines
-from vitral.console.plan import show_plan
-from vitral.planning import DEVICES, count_from_word, make_plan
+from vitral.console.tables import show_plan
+from vitral.planning import DEVICES, parse_count
+from vitral.planning import plan as make_plan
 
 
 def plan(
     *,
-    model: Annotated[str, Parameter(help="Its name, such as vit-l16, r50-vit-b16 or bit-r50x1.")],
-    images: Annotated[str, Parameter(help="How many images the data have: 50000, 1.28M, 303M.")],
-    epochs: Annotated[float, Parameter(help="How often each is seen.")] = 1.0,
-    image_size: Annotated[str | None, Parameter(help="384, or 384x256 for height x width.")] = None,
-    num_classes: Annotated[int | None, WHOLE, Parameter(help="Number of logits.")] = None,
-    batch_size: Annotated[int, WHOLE, Parameter(help="Images on one device at once, for the memory.")] = 32,
+    model: Annotated[str, Parameter(help="Architecture, such as vit-l16, r50-vit-b16 or bit-r50x1.", metavar="MODEL")],
+    images: Annotated[str, Parameter(help="Number of training images: 50000, 1.28M or 303M.", metavar="N")],
+    epochs: Annotated[float, NUMBER, Parameter(help="Number of passes over the training images.")] = 1,
+    image_size: Annotated[
+        tuple[int, int] | None,
+        IMAGE_SIZE,
+        Parameter(help="Input size, such as 384 or 320x480 (height x width).", show_default="that of the model"),
+    ] = None,
+    num_classes: Annotated[int | None, INTEGER, Parameter(help="Number of classes.", show_default="1000")] = None,
+    batch_size: Annotated[int, INTEGER, Parameter(help="Images per device and step; sets the memory.")] = 32,
     device: Annotated[
         str | None,
-        Parameter(help=f"{', '.join(DEVICES)}, or here: forward and backward are timed. All, if left out."),
+        Parameter(
+            help=f"{', '.join(DEVICES)}, or here to time a step on this machine.",
+            metavar="DEVICE",
+            show_default="all of them",
+        ),
     ] = None,
-    devices: Annotated[int, WHOLE, Parameter(help="How many of them.")] = 1,
-    images_per_second: Annotated[float | None, Parameter(help="What one device was seen to train at.")] = None,
-    price: Annotated[float | None, Parameter(help="Of one device for an hour.")] = None,
-    format: Annotated[Format, Parameter(help="human: a table; json: all numbers; quiet: exaFLOPs.")] = "human",
+    devices: Annotated[int, INTEGER, Parameter(help="Number of devices.")] = 1,
+    images_per_second: Annotated[
+        float | None, NUMBER, Parameter(help="Training speed of one device, if you know it.")
+    ] = None,
+    price: Annotated[float | None, NUMBER, Parameter(help="Price of one device per hour.")] = None,
+    format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet (exaFLOPs only).")] = "human",
 ) -> None:
-    """Operations, memory, time and price of a training run, counted as the paper counts."""
-    found = make_plan(
+    """Estimate operations, memory, time and price of a training run.
+
+    Operations are counted as in the paper: a training step is three forward passes, a multiply-add is two operations.
+
+    Examples
+    --------
+    vitral plan --model vit-b16 --images 1.28M --epochs 300
+    vitral plan --model vit-l16 --images 303M --epochs 7 --device a100 --price 2
+    vitral plan --model vit-s16 --images 50k --epochs 20 --device here
+    """
+    result = make_plan(
         model,
-        images=count_from_word(images, "--images"),
+        images=parse_count(images, "--images"),
         epochs=epochs,
-        image_size=parse_size(image_size),
+        image_size=image_size,
         num_classes=num_classes,
         batch_size=batch_size,
         device=device,
@@ -41,8 +61,8 @@ def plan(
         price=price,
     )
     if format == "json":
-        show_json(found.as_dict())
+        show_json(result.as_dict())
     elif format == "quiet":
-        show_lines([f"{found.training_exaflops:.6g}"])
+        show_lines([f"{result.training_exaflops:.6g}"])
     else:
-        show_plan(found)
+        show_plan(result)

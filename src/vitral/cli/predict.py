@@ -1,94 +1,106 @@
-"""``vitral predict``: labels for pictures."""
+"""`vitral predict`: predict labels for images."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitral.cli.numbers import WHOLE, parse_size
-from vitral.errors import ConfigError
+from vitral.cli.parameters import DEVICE, FILE, FORMAT, IMAGE_SIZE, INTEGER, PRECISION, SWITCH
+from vitral.errors import ConfigError, check_int
+
+if TYPE_CHECKING:
+    from vitral.inference.predictor import Predictor
 
 
 def predict(
-    run: str,
+    model: str,
     /,
     *images: str,
-    top: Annotated[int, WHOLE, Parameter(help="How many labels a picture.")] = 5,
-    out: Annotated[Path | None, Parameter(help="Write rows there: .csv or .jsonl.")] = None,
-    resume: Annotated[bool, Parameter(help="Go on with --out after an interruption.", negative="")] = False,
-    image_size: Annotated[str | None, Parameter(help="Another size than it was trained at: 224, or HxW.")] = None,
-    device: Annotated[str, Parameter(help="cpu, cuda, cuda:1, mps.")] = "auto",
-    precision: Annotated[str, Parameter(help="float32, bfloat16 or float16.")] = "float32",
-    batch_size: Annotated[int, WHOLE, Parameter(help="Pictures at a time.")] = 32,
+    top: Annotated[int, INTEGER, Parameter(help="Number of labels per image.")] = 5,
+    out: Annotated[Path | None, FILE, Parameter(help="Write the rows to FILE (.csv or .jsonl).")] = None,
+    resume: Annotated[bool, SWITCH, Parameter(help="Continue an interrupted --out file.")] = False,
+    image_size: Annotated[tuple[int, int] | None, IMAGE_SIZE] = None,
+    device: Annotated[str, DEVICE] = "auto",
+    precision: Annotated[str, PRECISION] = "float32",
+    batch_size: Annotated[int, INTEGER, Parameter(help="Images per batch.")] = 32,
     format: Annotated[
-        Literal["human", "json", "csv", "quiet"], Parameter(help="human: a table; json: a line a picture.")
+        Literal["human", "json", "csv", "quiet"], FORMAT, Parameter(help="human, json, csv or quiet.")
     ] = "human",
 ) -> None:
-    """Labels for pictures, a row for each in the order given. Exit code 3: some could not be used, and say why.
+    """Predict labels for images.
+
+    Prints one row per image, in order. Unreadable images get an error row, and the command then exits with code 3.
 
     Parameters
     ----------
-    run
-        A run folder, a weights file, vit-cifar10 (it comes with vitral), or hf:owner/name.
+    model
+        A run folder, a weights file, a shipped name (vit-cifar10), or hf:OWNER/NAME.
     images
-        Pictures, folders, patterns, or - for paths on standard input.
+        Image files, folders or glob patterns. Use - to read paths from standard input.
+
+    Examples
+    --------
+    vitral predict vit-cifar10 photo.jpg
+    vitral predict runs/pets-1 photos/ --out labels.csv
+    find photos -name '*.jpg' | vitral predict runs/pets-1 - --format json
     """
-    from vitral.console.progress import progress_bar
+    from vitral.console.predictions import describe_prediction_file
+    from vitral.console.progress import with_progress
     from vitral.data.sources.image_files import find_images
-    from vitral.inference.predictor import Failure, Predictor
-    from vitral.inference.writers import check_same_model, check_target, open_rows
+    from vitral.inference.predictor import Predictor
+    from vitral.inference.writers import check_prediction_target, predict_to_file
 
-    if top < 1:
-        raise ConfigError(f"--top {top} must be at least 1.")
-    if resume and out is None:
-        raise ConfigError("--resume goes on with a file, and there is no --out.")
-    if out is not None and format in ("json", "csv"):
-        raise ConfigError(
-            f"--out {out} takes the rows, so --format {format} has nothing to print.",
-            hint="The ending of --out says how rows are written: .csv or .jsonl.",
-        )
+    check_int("--top", top, minimum=1)
     if out is not None:
-        check_target(out, resume=resume)
+        check_prediction_target(out, resume=resume)
+        if format in ("json", "csv"):
+            raise ConfigError(f"--format {format} does not apply to --out.", hint="Its suffix chooses the format.")
+    elif resume:
+        raise ConfigError("--resume needs a file to continue.", hint="Pass --out FILE.")
     files = find_images(images, sys.stdin)
-    predictor = Predictor(
-        run, device=device, precision=precision, batch_size=batch_size, image_size=parse_size(image_size)
-    )
-    predictor.ready.check_answers()
-    top = min(top, len(predictor.labels))
-    with told_how_to_go_on(out), open_rows(out, format, top, files, resume=resume) as rows:
-
-        def ask(place: int) -> list[tuple[str, float]] | None:
-            _, told = next(predictor.stream([files[place]]))
-            return None if isinstance(told, Failure) else told.top(top)
-
-        check_same_model(rows.already, ask)
-        rest, failed = files[rows.done :], rows.failed
-        with progress_bar("predicting", quiet=format != "human") as move:
-            move(rows.done, len(files))
-            for number, (file, told) in enumerate(predictor.stream(rest), rows.done + 1):
-                if isinstance(told, Failure):
-                    failed += 1
-                    rows.add_error(file, told.reason)
-                else:
-                    rows.add(file, told.top(top))
-                if number % batch_size == 0 or number == len(files):
-                    rows.keep()
-                    move(number, len(files))
-    if out is not None and format == "human":
-        unusable = f", of which {failed:,} could not be used and say why" if failed else ""
-        sys.stderr.write(f"{out}: {len(files):,} row{'' if len(files) == 1 else 's'}{unusable}\n")
+    predictor = Predictor(model, device=device, precision=precision, batch_size=batch_size, image_size=image_size)
+    if out is None:
+        failed = print_rows(predictor, files, top, format)
+    else:
+        with resume_hint(out):
+            events = predict_to_file(predictor, files, out, top=top, resume=resume)
+            result = with_progress(events, "Predicting", quiet=format != "human")
+        failed = result.failed
+        if format == "human":
+            print(describe_prediction_file(result), file=sys.stderr)
     if failed:
         sys.exit(3)
 
 
+def print_rows(predictor: "Predictor", files: list[str], top: int, format: str) -> int:
+    """Print a row per image and return the number of unusable images."""
+    from vitral.console.predictions import write_human, write_quiet
+    from vitral.console.progress import progress_bar
+    from vitral.inference.writers import CSV, JSON_LINES, predict_rows
+
+    write = {"human": write_human, "json": JSON_LINES.write, "csv": CSV.write, "quiet": write_quiet}[format]
+    top = min(top, len(predictor.labels))
+    failed = 0
+    with progress_bar("Predicting", quiet=format != "human") as move:
+        for number, row in enumerate(predict_rows(predictor, files, top=top), 1):
+            if number == 1 and format == "csv":
+                CSV.write_header(sys.stdout, top)
+            write(sys.stdout, row, top)
+            failed += row.error is not None
+            if number % predictor.batch_size == 0 or number == len(files):
+                sys.stdout.flush()
+                move(number, len(files))
+    return failed
+
+
 @contextmanager
-def told_how_to_go_on(out: Path | None) -> Iterator[None]:
+def resume_hint(out: Path) -> Iterator[None]:
+    """Print how to resume if the command is interrupted."""
     try:
         yield
     except KeyboardInterrupt:
-        if out is not None:
-            sys.stderr.write(f"{out} is kept; go on with the same command and --resume.\n")
+        print(f"vitral: {out} is incomplete. Run the same command with --resume to continue.", file=sys.stderr)
         raise

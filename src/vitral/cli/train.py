@@ -1,149 +1,164 @@
-"""``vitral train``: pictures in, a model out."""
+"""`vitral train`: train a model on a folder of images."""
 
 import sys
-from inspect import signature
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from vitral.cli.numbers import WHOLE
-from vitral.console.output import Format, show_json
+from vitral.cli.parameters import DEVICE, DIR, FILE, FORMAT, INTEGER, MODEL, NUMBER, SWITCH
+from vitral.console.output import Format
 from vitral.errors import ConfigError
+
+AUTO = Parameter(show_default="auto")
+RECIPES = (
+    "small, photos, finetune, digits, cifar10-10min, vit-cifar10, augreg, plain-s16, paper-finetune, paper-imagenet, "
+    "paper-i21k, paper-jft, paper-masked, bit-small, bit-medium, bit-large"
+)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The settings of a run that have a flag of their own; None is "as in the recipe, else automatic"."""
+
+    from_: Annotated[
+        str | None, MODEL, Parameter(name="--from", help="Start from the weights of MODEL instead of from scratch.")
+    ] = None
+    model: Annotated[
+        str | None, AUTO, Parameter(help="Architecture to train from scratch, such as vit-s16.", metavar="NAME")
+    ] = None
+    tune: Annotated[
+        str | None, AUTO, Parameter(help="Which weights to train: all, head, last-blocks or lora.", metavar="WHAT")
+    ] = None
+    minutes: Annotated[float | None, NUMBER, Parameter(help="Plan the run to take this long.")] = None
+    epochs: Annotated[float | None, NUMBER, AUTO, Parameter(help="Number of passes over the training images.")] = None
+    steps: Annotated[int | None, INTEGER, Parameter(help="Number of optimizer steps, instead of epochs.")] = None
+    batch_size: Annotated[int | None, INTEGER, AUTO, Parameter(help="Images per optimizer step.")] = None
+    image_size: Annotated[
+        str | None, AUTO, Parameter(help="Input size, such as 384 or 320x480 (height x width).", metavar="SIZE")
+    ] = None
+    lr: Annotated[str | None, AUTO, Parameter(name="--optim.lr", help="Peak learning rate.", metavar="LR")] = None
+    val: Annotated[
+        str | None, Parameter(help="Test on this dataset instead of on a held-out split.", metavar="DATA")
+    ] = None
+    objective: Annotated[
+        str | None,
+        Parameter(
+            help="classify, or masked-patches to pretrain without labels.", metavar="NAME", show_default="classify"
+        ),
+    ] = None
+    seed: Annotated[int | None, INTEGER, Parameter(help="Random seed.", show_default="0")] = None
+    device: Annotated[str | None, DEVICE, AUTO] = None
+    precision: Annotated[str | None, AUTO, Parameter(help="float32, bfloat16 or float16.", metavar="PRECISION")] = None
+    workers: Annotated[str | None, AUTO, Parameter(help="Processes that load images.", metavar="N")] = None
+
+    def by_name(self) -> dict[str, Any]:
+        """Return the settings that were passed, by the names that a TOML file uses."""
+        values = {_SETTING_NAMES.get(field.name, field.name): getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+_SETTING_NAMES = {"from_": "from", "tune": "tune.what", "lr": "optim.lr"}
 
 
 def train(
     data: str | None = None,
     /,
     *,
-    model: Annotated[str | None, Parameter(help="A name such as vit-s16, from scratch.")] = None,
-    from_: Annotated[str | None, Parameter(name="--from", help="A checkpoint to start from.")] = None,
-    objective: Annotated[str | None, Parameter(help="classify, or masked-patches: without labels.")] = None,
-    recipe: Annotated[str | None, Parameter(help="Settings by name: small, finetune, paper-finetune, ...")] = None,
-    config: Annotated[Path | None, Parameter(help="Settings of your own, as TOML.")] = None,
-    out: Annotated[Path | None, Parameter(help="The run folder; by default runs/DATA-MODEL-1.")] = None,
-    val: Annotated[str | None, Parameter(help="Other data to hold out.")] = None,
-    epochs: Annotated[float | None, Parameter(help="Times that every picture is seen.")] = None,
-    steps: Annotated[int | None, WHOLE, Parameter(help="Or this many steps in all.")] = None,
-    minutes: Annotated[float | None, Parameter(help="Plan the run to fit into this time.")] = None,
-    batch_size: Annotated[int | None, WHOLE, Parameter(help="Pictures in one step.")] = None,
-    image_size: Annotated[str | None, Parameter(help="Pixels: 384, or HEIGHTxWIDTH.")] = None,
-    seed: Annotated[int | None, WHOLE, Parameter(help="Another seed, another run.")] = None,
-    device: Annotated[str | None, Parameter(help="cpu, cuda, cuda:1, mps.")] = None,
-    resume: Annotated[Path | None, Parameter(help="Go on with this run.")] = None,
-    tensorboard: Annotated[bool, Parameter(help="Also write curves to RUN/tensorboard.", negative="")] = False,
-    print_config: Annotated[
-        bool, Parameter(help="Write all settings and their meaning, and stop.", negative="")
-    ] = False,
-    help_all: Annotated[bool, Parameter(help="List every other setting, such as --optim.lr.", negative="")] = False,
-    format: Annotated[Format, Parameter(help="human: a page; json: a line an event; quiet: the result.")] = "human",
+    settings: Settings = Settings(),  # noqa: B008 (frozen)
+    recipe: Annotated[
+        str | None, AUTO, Parameter(help=f"Start from the settings of a recipe: {RECIPES}, or none.", metavar="NAME")
+    ] = None,
+    config: Annotated[Path | None, FILE, Parameter(help="Read settings from a TOML file.")] = None,
+    out: Annotated[
+        Path | None, DIR, Parameter(help="Run folder to create. By default runs/<data>-<model>-<n>.")
+    ] = None,
+    resume: Annotated[Path | None, Parameter(help="Continue an interrupted run.", metavar="RUN")] = None,
+    tensorboard: Annotated[bool, SWITCH, Parameter(help="Also write curves to RUN/tensorboard.")] = False,
+    print_config: Annotated[bool, SWITCH, Parameter(help="Print all settings as a TOML file and exit.")] = False,
+    help_all: Annotated[bool, SWITCH, Parameter(help="List all other settings, such as --ema, and exit.")] = False,
+    format: Annotated[
+        Format, FORMAT, Parameter(help="human, json (one line per event on standard error) or quiet.")
+    ] = "human",
     set: Annotated[tuple[str, ...], Parameter(show=False, consume_multiple=False)] = (),
 ) -> None:
-    """Train a Vision Transformer on pictures. What is not said is decided, and the reason is printed.
+    """Train a Vision Transformer on a folder of images.
+
+    Options you omit are chosen automatically and explained. The run folder receives the model, its scores on a held-out
+    test split, and a report. Ctrl-C saves the state and prints the command that resumes the run.
 
     Parameters
     ----------
     data
-        A folder of class folders (with or without train, val, test), a CSV or Parquet table, tar shards, hf:owner/name,
-        or builtin:digits.
+        A folder of class folders (with or without train, val and test), a CSV or Parquet table, tar shards,
+        hf:OWNER/NAME, or builtin:digits.
+
+    Examples
+    --------
+    vitral train photos/ --minutes 10
+    vitral train photos/ --from hf:google/vit-base-patch16-224 --tune lora
+    vitral train builtin:digits --model vit-nano7 --epochs 20 --optim.lr 3e-4
+    vitral train --resume runs/photos-1
     """
-    from vitral.api import with_report
-    from vitral.console.training import show_settings, shower
-    from vitral.report.tensorboard import has_curves, with_tensorboard
-
     if help_all:
-        show_settings(*all_settings())
+        from vitral.console.tables import show_settings
+
+        show_settings(list_settings(), RECIPES.split(", "))
         return
-    named = dict(
-        model=model,
-        objective=objective,
-        val=val,
-        epochs=epochs,
-        steps=steps,
-        minutes=minutes,
-        batch_size=batch_size,
-        image_size=image_size,
-        seed=seed,
-        device=device,
-    )
-    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-    given |= dict(map(split_setting, set))
-    if from_ is not None:
-        given["from"] = from_
-    events = start(data, given, recipe, config, out, resume, print_config)
-    if events is None:
-        return
-    if tensorboard or (resume is not None and has_curves(resume)):
-        events = with_tensorboard(events)
-    finished = shower(format)(with_report(events))
-    if isinstance(finished, dict) and "signal" in finished:
-        sys.exit(128 + finished["signal"])
-    if format == "json" and finished is not None:
-        show_json(finished)
+    values = settings.by_name() | dict(map(split_setting, set))
+    sources = {"recipe": recipe, "config": config, "out": out, "resume": resume}
+    if print_config:
+        sys.stdout.write(resolved_toml(data, values, **sources))
+    else:
+        run(data, values, format, tensorboard=tensorboard, **sources)
 
 
-def all_settings() -> tuple[list[tuple[str, Any, str]], list[str]]:
-    """Name, default and meaning of every setting; and the recipes."""
-    from vitral.training.config import TrainConfig, as_settings, field_texts, recipe_names
+def run(data: str | None, settings: dict[str, Any], format: Format, **options: Any) -> None:
+    """Train, show the events, and exit with 128 + the signal if the run was interrupted."""
+    from vitral.api import train_events
+    from vitral.console.training import show_training
+    from vitral.training.events import Interrupted
 
-    texts = field_texts()
-    rows = [(name, value, texts.get(name, "")) for name, value in as_settings(TrainConfig(data="")).items()]
-    rows.append(("network.FIELD", "", "any field of ViTConfig, such as --network.pool mean"))
-    return [row for row in rows if row[0] != "data"], recipe_names()
-
-
-def split_setting(word: str) -> tuple[str, str]:
-    name, equals, value = word.partition("=")
-    if not equals:
-        raise ConfigError(f"--set {word} must be NAME=VALUE.", hint="Such as --set optim.lr=3e-4, or --optim.lr 3e-4.")
-    return name, value
+    ending = show_training(train_events(data, **options, **settings), format)
+    if isinstance(ending, Interrupted):
+        sys.exit(128 + ending.signal)
 
 
-SWITCHES = {"compile", "gradient_checkpointing"}
-"""Settings that are true or false, and need no word behind them."""
-
-
-def gather_settings(words: list[str]) -> list[str]:
-    """--optim.lr 3e-4, and every other flag that has no place of its own in the help -> --set optim.lr=3e-4."""
-    own = {f"--{name.rstrip('_').replace('_', '-')}" for name in signature(train).parameters} | {"--help", "-h"}
-    rest: list[str] = []
-    words = words.copy()
-    while words:
-        word = words.pop(0)
-        name, equals, value = word.partition("=")
-        if not word.startswith("--") or name in own or word == "--":
-            rest.append(word)
-            continue
-        setting = name.removeprefix("--").replace("-", "_")
-        if not equals:
-            is_value = words and (words[0] in ("true", "false") if setting in SWITCHES else words[0][:2] != "--")
-            value = words.pop(0) if is_value else "true"
-        rest += ["--set", f"{setting}={value}"]
-    return rest
-
-
-def start(
+def resolved_toml(
     data: str | None,
-    given: dict[str, Any],
+    settings: dict[str, Any],
+    *,
     recipe: str | None,
     config: Path | None,
     out: Path | None,
     resume: Path | None,
-    print_config: bool,
-) -> Any:
-    """The events of a run that is about to begin; None when only the settings were asked for."""
-    from vitral.training.config import as_toml
-    from vitral.training.entry import resume_run, start_run
-    from vitral.training.settings import collect_settings, reopen
+) -> str:
+    """Return the settings that a run would start or resume with, as a commented TOML file."""
+    from vitral.training.request import collect_settings, reopen
+    from vitral.training.settings import as_toml
 
     if resume is not None:
-        run, own = reopen(resume, data, given, recipe=recipe, config=config, out=out)
-        if not print_config:
-            return resume_run(run, own)
-        sys.stdout.write(as_toml(own))
-        return None
-    settled = collect_settings(data, given, recipe=recipe, config=config, origin="the command line")
-    if print_config:
-        sys.stdout.write(as_toml(settled.config))
-        return None
-    return start_run(*settled, out=out)
+        _, resolved = reopen(resume, data, settings, recipe=recipe, config=config, out=out)
+        return as_toml(resolved)
+    return as_toml(collect_settings(data, settings, recipe=recipe, config=config, origin="the command line").config)
+
+
+def split_setting(setting: str) -> tuple[str, str]:
+    """Return the name and the value of NAME=VALUE."""
+    name, equals, value = setting.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {setting} must be NAME=VALUE.", hint="Use --set optim.lr=3e-4, for example.")
+    return name, value
+
+
+def list_settings() -> list[tuple[str, Any, str]]:
+    """Return the name, default and meaning of every setting."""
+    from vitral.training.config import TrainConfig
+    from vitral.training.settings import as_settings, field_texts
+
+    texts = field_texts()
+    rows = [(name, value, texts.get(name, "")) for name, value in as_settings(TrainConfig(data="")).items()]
+    rows.append(("network.FIELD", "", "Any field of ViTConfig, such as --network.pool mean."))
+    return [row for row in rows if row[0] != "data"]

@@ -1,1 +1,1 @@
-"""Everything that a person sees: tables, plots, reports. Reads results, never torch."""
+"""Show results in a terminal: messages, progress and tables. Never imports torch."""

@@ -1,58 +1,78 @@
-"""A checkpoint on the console."""
+"""Show checkpoints and conversions on the console."""
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitral.console.output import human_console, in_bytes
+from vitral.console.output import human_console, print_line, show_lines
 from vitral.files import printable
+from vitral.report.text import format_bytes
 
-_KINDS = {
-    "taken": "under the same name",
-    "renamed": "the same numbers, called otherwise here",
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_LISTS = {
+    "unchanged": "same name in file and model",
+    "renamed": "another name in the file",
     "resized": "resampled to fit",
-    "fresh": "not from the file",
-    "ignored": "in the file, not needed",
+    "initialized": "not from the file",
+    "ignored": "in the file, but not needed",
 }
 _NUMBER = re.compile(r"(?<=[._])\d+(?=[./])")
 
 
-def show_checkpoint(described: Mapping[str, Any]) -> None:
-    """One page: what it is, its config, its preprocessing, the five lists, what was assumed."""
+def show_checkpoint(description: Mapping[str, Any]) -> None:
+    """Print the description of a checkpoint on one page."""
     console = human_console()
-    report = described["report"]
-
-    def line(text: str, style: str | None = None) -> None:
-        console.print(
-            "\n".join(map(printable, text.split("\n"))), style=style, highlight=False, markup=False, soft_wrap=True
-        )
-
-    line(f"{report['dialect']} checkpoint ({report['format']})", "bold")
-    line(described["path"], "dim")
-    if "sha256" in described:
-        line(f"{in_bytes(described['bytes'])}, sha256 {described['sha256']}", "dim")
+    report = description["report"]
+    print_line(console, f"{report['dialect']} checkpoint ({report['format']})", "bold")
+    print_line(console, description["path"], "dim")
+    if "sha256" in description:
+        print_line(console, f"{format_bytes(description['bytes'])}, sha256 {description['sha256']}", "dim")
     for title, fields in (
-        (f"config, {described['parameters']:,} parameters", described["config"]),
-        ("preprocessing", described["preprocess"]),
+        (f"config, {description['parameters']:,} parameters", description["config"]),
+        ("preprocessing", description["preprocess"]),
     ):
-        line(f"\n{title}", "bold")
+        print_line(console, f"\n{title}", "bold")
         _show_fields(console, fields)
-    if labels := described["labels"]:
-        line(f"\nlabels ({len(labels)})", "bold")
-        line("  " + ", ".join(labels[:8]) + (", ..." if len(labels) > 8 else ""))
-    line(f"\ntensors ({sum(len(report[kind]) for kind in _KINDS)})", "bold")
-    for kind, meaning in _KINDS.items():
-        line(f"  {kind:<8} {len(report[kind]):>4}  {meaning}")
-        for entry in fold(report[kind]):
-            line(f"      {entry}", "dim")
+    if labels := description["labels"]:
+        print_line(console, f"\nlabels ({len(labels)})", "bold")
+        print_line(console, "  " + ", ".join(labels[:8]) + (", ..." if len(labels) > 8 else ""))
+    _show_tensors(console, report)
     for title in ("assumed", "warnings"):
         if report[title]:
-            line(f"\n{title}", "bold")
+            print_line(console, f"\n{title}", "bold")
             for sentence in report[title]:
-                line(f"  {sentence}")
+                print_line(console, f"  {sentence}")
 
 
-def _show_fields(console: Any, fields: Mapping[str, Any]) -> None:
+def show_conversion(conversion: Mapping[str, Any], precision: str | None) -> None:
+    """Print what was converted and how far the outputs differ."""
+    report, constants = conversion["report"], conversion["constants"]
+    values = ", ".join(f"{name}={value!r}" for name, value in constants.items())
+    under = f" with {conversion['to']}'s {values}" if constants else ""
+    lines = [
+        f"{conversion['source']} ({conversion['from']}) -> {conversion['target']} ({conversion['to']})",
+        f"Verified on {conversion['images']} images: maximum difference of features and logits "
+        f"{conversion['difference']:.1e}{under}.",
+        *([] if precision is None else [f"Rounding to {precision} changed them by {conversion['rounding']:.1e}."]),
+        *conversion["notes"],
+        *(f"initialized: {name}: {reason}" for name, reason in report["initialized"].items()),
+        *(f"assumed: {sentence}" for sentence in report["assumed"]),
+        *(f"warning: {sentence}" for sentence in report["warnings"]),
+    ]
+    show_lines(map(printable, lines))
+
+
+def _show_tensors(console: "Console", report: Mapping[str, Any]) -> None:
+    print_line(console, f"\ntensors ({sum(len(report[name]) for name in _LISTS)})", "bold")
+    for name, meaning in _LISTS.items():
+        print_line(console, f"  {name:<11} {len(report[name]):>4}  {meaning}")
+        for entry in fold(report[name]):
+            print_line(console, f"      {entry}", "dim")
+
+
+def _show_fields(console: "Console", fields: Mapping[str, Any]) -> None:
     from rich.columns import Columns
     from rich.padding import Padding
     from rich.text import Text
@@ -65,7 +85,7 @@ def _plain(value: object) -> str:
     if isinstance(value, list | tuple):
         return " x ".join(map(str, value)) if len(value) == 2 else ", ".join(map(str, value))
     if isinstance(value, Mapping):
-        return " ".join(f"{name} {_plain(part)}" for name, part in value.items())
+        return " ".join(f"{name} {_plain(field)}" for name, field in value.items())
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "-" if value is None else str(value)
@@ -79,7 +99,7 @@ def _span(numbers: list[int]) -> str:
 
 
 def fold(entries: Mapping[str, str] | Iterable[str]) -> list[str]:
-    """Names with all blocks, and weight and bias, in one line: blocks.{0..11}.norm1.{weight,bias}."""
+    """Return one line for all blocks, and for weight and bias: blocks.{0..11}.norm1.{weight,bias}."""
     pairs = entries.items() if isinstance(entries, Mapping) else [(name, "") for name in entries]
     blocks: dict[tuple[str, str], list[int]] = {}
     for name, note in pairs:

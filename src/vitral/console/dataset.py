@@ -1,56 +1,64 @@
-"""A dataset on the console."""
+"""Print the result of a dataset scan."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from vitral.console.output import human_console
+from vitral.console.output import human_console, plain_table, print_line
 from vitral.files import printable
 
-MOST_CLASSES, MOST_FILES = 20, 10
-
-
-def show_scan(found: Any, sheet: Path | None) -> None:
+if TYPE_CHECKING:
     from rich.table import Table
+
+    from vitral.data.scan import Scan
+
+MAX_CLASSES, MAX_FILES = 20, 10
+
+
+def show_scan(result: "Scan", sheet: Path | None) -> None:
+    """Print classes, sizes and findings of a scan, and whether training can start."""
+    console = human_console()
+    total = sum(result.splits.values())
+    splits = ", ".join(f"{split} {count:,}" for split, count in result.splits.items())
+    print_line(console, f"{result.name}: {total:,} images, {len(result.classes):,} classes ({splits})", "bold")
+    if sizes := result.sizes:
+        height, width = (
+            f"{side} {sizes[f'{side}_smallest']} to {sizes[f'{side}_largest']} (median {sizes[f'{side}_median']})"
+            for side in ("height", "width")
+        )
+        print_line(console, f"{height}, {width}")
+    for title, counts in (("aspect", result.aspects), ("mode", result.modes), ("format", result.formats)):
+        if counts:
+            print_line(console, f"{title}: " + ", ".join(f"{name} {count:,}" for name, count in counts.items()), "dim")
+    console.print(_class_table(result))
+    if len(result.classes) > MAX_CLASSES:
+        print_line(console, f"... and {len(result.classes) - MAX_CLASSES:,} more classes", "dim")
+    for finding in _findings(result):
+        print_line(console, finding, "yellow")
+    for problem in result.problems:
+        print_line(console, f"problem: {problem}", "bold red")
+    if sheet is not None:
+        print_line(console, f"Contact sheet: {sheet}")
+    print_line(console, "Ready to train." if result.can_train else "Training would fail.", "bold")
+
+
+def _class_table(result: "Scan") -> "Table":
     from rich.text import Text
 
-    console = human_console()
+    table = plain_table("class", *result.splits)
+    for index, name in enumerate(result.classes[:MAX_CLASSES]):
+        table.add_row(Text(printable(name)), *(f"{result.per_class[split][index]:,}" for split in result.splits))
+    return table
 
-    def line(text: str, style: str | None = None) -> None:
-        console.print(printable(text), style=style, highlight=False, markup=False, soft_wrap=True)
 
-    total = sum(found.splits.values())
-    parts = ", ".join(f"{split} {number:,}" for split, number in found.splits.items())
-    line(f"{found.name}: {total:,} pictures, {len(found.classes)} classes ({parts})", "bold")
-    if found.sizes:
-        sizes = found.sizes
-        line(
-            f"height {sizes['height_smallest']} to {sizes['height_largest']} (median {sizes['height_median']}), "
-            f"width {sizes['width_smallest']} to {sizes['width_largest']} (median {sizes['width_median']})"
-        )
-    for title, numbers in (("shape", found.aspects), ("colours", found.modes), ("files", found.formats)):
-        if numbers:
-            line(f"{title}: " + ", ".join(f"{name} {number:,}" for name, number in numbers.items()), "dim")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("class", no_wrap=True)
-    for split in found.splits:
-        table.add_column(split, justify="right")
-    for index, name in enumerate(found.classes[:MOST_CLASSES]):
-        table.add_row(Text(printable(name)), *(f"{found.per_class[split][index]:,}" for split in found.splits))
-    console.print(table)
-    if len(found.classes) > MOST_CLASSES:
-        line(f"... and {len(found.classes) - MOST_CLASSES} more classes", "dim")
-    for key, reason in list(found.unreadable.items())[:MOST_FILES]:
-        line(f"unreadable  {key}: {reason}", "yellow")
-    for train, held in found.leaked[:MOST_FILES]:
-        line(f"leaked      {held} is {train}", "yellow")
-    for keys in found.contradictions[:MOST_FILES]:
-        line(f"two labels  {' = '.join(keys)}", "yellow")
-    for keys in found.duplicates[:MOST_FILES]:
-        line(f"copies      {' = '.join(keys[:4])}{' ...' if len(keys) > 4 else ''}", "yellow")
-    for sentence in found.warnings:
-        line(f"warning: {sentence}", "yellow")
-    for sentence in found.problems:
-        line(f"problem: {sentence}", "bold red")
-    if sheet is not None:
-        line(f"Contact sheet: {sheet}")
-    line("Training can go on." if found.can_train else "Training cannot go on.", "bold")
+def _findings(result: "Scan") -> Iterator[str]:
+    for key, reason in list(result.unreadable.items())[:MAX_FILES]:
+        yield f"unreadable: {key} ({reason})"
+    for train, other in result.leaked[:MAX_FILES]:
+        yield f"leaked: {other} = {train}"
+    for keys in result.contradictions[:MAX_FILES]:
+        yield f"different labels: {' = '.join(keys[:4])}{' ...' if len(keys) > 4 else ''}"
+    for keys in result.duplicates[:MAX_FILES]:
+        yield f"duplicates: {' = '.join(keys[:4])}{' ...' if len(keys) > 4 else ''}"
+    for warning in result.warnings:
+        yield f"warning: {warning}"

@@ -1,43 +1,51 @@
-"""The console: results on standard output, everything else on standard error."""
+"""Print results to standard output, for people or for programs. Progress and messages go to standard error."""
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
+
+from vitral.files import printable, to_json
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-from vitral.files import to_json
+    from rich.table import Table
 
 Format = Literal["human", "json", "quiet"]
+MIN_WIDTH = 76
+"""Narrower terminals wrap whole lines instead of cutting off numbers."""
 
 
-def human_console() -> "Console":
-    """A console that is never so narrow that numbers are cut off: lines then wrap, which can still be read."""
+def human_console(*, stderr: bool = False) -> "Console":
+    """Return a console for people, on standard output unless `stderr`."""
     from rich.console import Console
 
-    console = Console()
-    return console if console.width >= 76 else Console(width=76)
+    console = Console(stderr=stderr)
+    return console if console.width >= MIN_WIDTH else Console(stderr=stderr, width=MIN_WIDTH)
 
 
-def show_json(result: Any) -> None:
+def print_line(console: "Console", text: str, style: str | None = None) -> None:
+    """Print text literally: no markup, no control characters, no line breaks but its own."""
+    lines = "\n".join(map(printable, text.split("\n")))
+    console.print(lines, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def plain_table(first: str, *numbers: str) -> "Table":
+    """Return a table without borders: one column of names, the others right-aligned."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for title in numbers:
+        table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
+def show_json(result: object) -> None:
+    """Write a result to standard output as indented JSON."""
     sys.stdout.write(to_json(result, sys.stdout, indent=2) + "\n")
 
 
 def show_lines(lines: Iterable[str]) -> None:
+    """Write lines to standard output as they are."""
     for line in lines:
         sys.stdout.write(f"{line}\n")
-
-
-def in_units(number: float, steps: tuple[str, ...], base: float = 1000) -> str:
-    """12_345_678, ("", "K", "M") -> '12.3 M'; three digits, with the largest step that keeps them above 1."""
-    step = 0
-    while number >= base and step < len(steps) - 1:
-        number /= base
-        step += 1
-    digits = 0 if number >= 100 else 1 if number >= 10 else 2
-    return f"{number:.{digits}f} {steps[step]}".rstrip()
-
-
-def in_bytes(number: float) -> str:
-    return in_units(number, ("B", "KiB", "MiB", "GiB", "TiB"), base=1024)

@@ -1,217 +1,222 @@
-"""A training run on the console: decisions, a bar with the time that is left, a line an epoch, and the result."""
+"""Show a training run: choices, progress with the remaining time, one line per epoch, and the result."""
 
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitral.console.output import Format, human_console
-from vitral.files import printable
+from vitral.console.output import Format, human_console, print_line, show_json, show_lines
+from vitral.report.text import (
+    format_accuracy,
+    format_clock,
+    format_count,
+    format_percent,
+    masked_patches_lines,
+)
+from vitral.runs import Run, quote
+from vitral.training.events import (
+    Baseline,
+    Chosen,
+    EpochEnded,
+    Event,
+    Finished,
+    Interrupted,
+    Measuring,
+    Saved,
+    Started,
+    Stepped,
+    Warned,
+)
 
 if TYPE_CHECKING:
-    from vitral.training.events import Event
-
-
-def shower(format: Format) -> "Callable[[Iterable[Event]], dict[str, Any] | None]":
-    """What shows events in a format, and gives back how the run ended."""
-    return {"human": show_human, "json": show_lines_of_json, "quiet": show_quiet}[format]
-
-
-def show_lines_of_json(events: "Iterable[Event]") -> dict[str, Any] | None:
-    """Every event as a line on standard error; the last one is the result."""
-    ended: dict[str, Any] | None = None
-    for event in events:
-        content = {"event": type(event).__name__.lower(), **_told(event)}
-        with kept_going():
-            sys.stderr.write(json.dumps(content, default=_plain) + "\n")
-        ended = _ending(event) or ended
-    return ended
-
-
-@contextmanager
-def kept_going() -> Iterator[None]:
-    """A run is worth more than its console: where nobody listens any more, it goes on without."""
-    try:
-        yield
-    except OSError:
-        fall_silent()
-
-
-def fall_silent() -> None:
-    sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for the rest of the process)
-
-
-def show_quiet(events: "Iterable[Event]") -> dict[str, Any] | None:
-    ended = None
-    for event in events:
-        ended = _ending(event) or ended
-    if ended and "test" in ended:
-        held = ended["test"]
-        sys.stdout.write(f"{held['loss'] if held['top1'] is None else held['top1']:.4f}\n")
-    return ended
-
-
-def _ending(event: "Event") -> dict[str, Any] | None:
-    kind = type(event).__name__
-    if kind in ("Finished", "Interrupted"):
-        return json.loads(json.dumps(_told(event), default=_plain))
-    return None
-
-
-def _told(event: "Event") -> dict[str, Any]:
-    """JSON has no word for what is no number."""
-    told = asdict(event)
-    return {name: None if isinstance(value, float) and isnan(value) else value for name, value in told.items()}
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else repr(value)
-
-
-def show_human(events: "Iterable[Event]") -> dict[str, Any] | None:
     from rich.console import Console
+    from rich.progress import Progress
+
+Ending = Finished | Interrupted
+
+
+def show_training(events: Iterable[Event], format: Format) -> Ending | None:
+    """Consume the events of a run, show them, and return the event that ended the run.
+
+    Progress goes to standard error: a bar and messages (human), one JSON object per event (json) or nothing (quiet).
+    The result of a finished run goes to standard output.
+    """
+    ending = show_progress(events, format)
+    if isinstance(ending, Finished):
+        show_result(ending, format)
+    return ending
+
+
+def show_progress(events: Iterable[Event], format: Format) -> Ending | None:
+    """Consume the events of a run, show them on standard error, and return the event that ended the run."""
+    ending: Ending | None = None
+    shown = {"human": _show_on_bar, "json": _show_as_json, "quiet": iter}[format](events)
+    for event in shown:
+        if isinstance(event, Finished | Interrupted):
+            ending = event
+    return ending
+
+
+def show_result(finished: Finished, format: Format) -> None:
+    """Print the result of a finished run to standard output."""
+    if format == "json":
+        show_json(event_fields(finished))
+    elif format == "quiet":
+        top1, loss = finished.test["top1"], finished.test["loss"]
+        show_lines([f"{loss if top1 is None else top1:.4f}"])
+    else:
+        console = human_console()
+        first, *others = result_lines(finished)
+        print_line(console, first, "bold")
+        for line in others:
+            print_line(console, line)
+
+
+def result_lines(finished: Finished) -> list[str]:
+    """Return the test score, the paths of the report and the model, and what to try next."""
+    run, scores = Run(finished.folder), finished.test
+    folder = quote(str(finished.folder))
+    if "target" in scores:
+        score, *_ = masked_patches_lines(scores)
+        commands = [f"vitral train DATA --from {folder}", f"vitral evaluate {folder} DATA --knn 10"]
+    else:
+        score = format_accuracy(scores)
+        commands = [f"vitral predict {folder} IMAGE", f"vitral evaluate {folder}"]
+    return [
+        f"{score} after {format_clock(finished.train_seconds)} of training",
+        f"Report  {run.report}",
+        f"Model   {run.model}",
+        f"Next    {commands[0]}",
+        *(f"        {command}" for command in [*commands[1:], f"vitral report {folder} --open"]),
+    ]
+
+
+def message_of(event: Event) -> tuple[str, str | None] | None:
+    """Return the line that an event adds to the console and its style, or None if it only moves the bar."""
+    match event:
+        case Chosen():
+            return f"{event.name:<20} {_setting(event.value):<16} {event.reason}", "dim"
+        case Baseline():
+            images = format_count(event.images, "validation image")
+            knn, few_shot = format_percent(event.knn), format_percent(event.few_shot)
+            return f"Before training: {knn} with nearest neighbors, {few_shot} with 10 shots ({images})", None
+        case Started():
+            resumed = f", resumed at step {event.step}" if event.step else ""
+            trained = "" if event.trained == event.parameters else f" ({event.trained:,} trained)"
+            return f"{event.steps} steps{resumed}, {event.parameters:,} parameters{trained}: {event.folder}", "bold"
+        case EpochEnded():
+            accuracy = "" if isnan(event.top1) else f" accuracy {event.top1:.2%}"
+            validation = f"validation{accuracy} loss {event.loss:.3f}"
+            best = "  best so far" if event.is_best else ""
+            return f"epoch {event.epoch + 1:>3}  train loss {event.train_loss:.3f}  {validation}{best}", None
+        case Warned():
+            return f"Warning: {event.message}", "yellow"
+        case Interrupted():
+            return f"Interrupted at step {event.step}. The state is saved. Resume with:\n  {event.resume}", "bold"
+        case Stepped() | Measuring() | Saved() | Finished():
+            return None
+
+
+def bar_fields(event: Event) -> dict[str, Any]:
+    """Return the fields of the progress bar that an event changes."""
+    match event:
+        case Stepped():
+            return dict(
+                description=f"step {event.step}/{event.steps}",
+                completed=event.step,
+                total=event.steps,
+                detail=f"loss {event.loss:.3f}  {event.images_per_second:.0f} images/s",
+                eta=f"ETA {format_clock(event.seconds_left)}",
+            )
+        case Measuring():
+            detail = f"{event.done}/{event.total} images" if event.total > 1 else ""
+            return dict(description=event.what, detail=detail, eta="")
+        case Saved() | EpochEnded():
+            return dict(description="training", detail="", eta="")
+        case Chosen() | Baseline() | Started() | Warned() | Interrupted() | Finished():
+            return {}
+
+
+def event_fields(event: Event) -> dict[str, Any]:
+    """Return the fields of an event as JSON values."""
+    return {name: _json_value(value) for name, value in asdict(event).items()}
+
+
+def _show_on_bar(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield the events while a bar and their messages show them on standard error."""
+    from rich.console import Console
+
+    class PersistentConsole(Console):
+        """A console that a closed pipe silences; rich would end the process."""
+
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+            _silence_stderr()
+
+    console = PersistentConsole(stderr=True)
+    with _training_bar(console) as bar:
+        task = bar.add_task("reading the dataset", total=None, detail="", eta="")
+        for event in events:
+            if fields := bar_fields(event):
+                bar.update(task, **fields)
+            if message := message_of(event):
+                with _surviving_stderr():
+                    print_line(console, *message)
+            yield event
+
+
+def _training_bar(console: "Console") -> "Progress":
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    class Lasting(Console):
-        def on_broken_pipe(self) -> None:  # rich would leave
-            self.quiet = True
-            fall_silent()
-
-    console = Lasting(stderr=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
-        TextColumn("{task.fields[told]}"),
+        TextColumn("{task.fields[detail]}"),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.fields[eta]}"),
     )
-    ended: dict[str, Any] | None = None
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("looking at the data", total=None, told="", left="")
-        for event in events:
-            if change := _change_of_bar(event):
-                bar.update(task, **change)
-            with kept_going():
-                for line, style in lines_of(event):
-                    console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
-            ended = _ending(event) or ended
-    if ended and "test" in ended:
-        show_result(ended)
-    return ended
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def _change_of_bar(event: "Event") -> dict[str, Any]:
-    told: Any = event
-    match type(event).__name__:
-        case "Stepped":
-            return dict(
-                description=f"step {told.step}/{told.steps}",
-                completed=told.step,
-                total=told.steps,
-                told=f"loss {told.loss:.3f}  {told.images_per_second:.0f} images/s",
-                left=f"{as_clock(told.seconds_left)} left",
-            )
-        case "Measuring":
-            if told.total == 1:
-                return dict(description=told.what, told="", left="")
-            return dict(description=f"measuring: {told.what}", told=f"{told.done}/{told.total} pictures", left="")
-        case "Saved" | "EpochEnded":
-            return dict(description="training", told="", left="")
-    return {}
+def _show_as_json(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield the events and write each as one line of JSON to standard error."""
+    for event in events:
+        content = {"event": type(event).__name__.lower(), **event_fields(event)}
+        with _surviving_stderr():
+            sys.stderr.write(json.dumps(content) + "\n")
+        yield event
 
 
-def lines_of(event: "Event") -> list[tuple[str, str | None]]:
-    told: Any = event
-    match type(event).__name__:
-        case "Chosen":
-            return [(f"{told.name:<20} {_value(told.value):<16} {told.reason}", "dim")]
-        case "Baseline":
-            line = (
-                f"before training: {told.knn:.1%} by nearest neighbours, {told.few_shot:.1%} by ten pictures a class "
-                f"({told.pictures} pictures of the validation)"
-            )
-            return [(line, None)]
-        case "Started":
-            went = f" from step {told.step}" if told.step else ""
-            part = "" if told.trained == told.parameters else f", {told.trained:,} of them trained"
-            return [(f"{told.steps} steps{went}, {told.parameters:,} parameters{part}: {told.folder}", "bold")]
-        case "EpochEnded":
-            best = "  best so far" if told.is_best else ""
-            right = "" if isnan(told.top1) else f" {told.top1:.2%},"
-            validation = f"validation{right} loss {told.loss:.3f}"
-            line = f"epoch {told.epoch + 1:>3}  loss {told.train_loss:.3f}  {validation}{best}"
-            return [(line, None)]
-        case "Warned":
-            return [(f"warning: {printable(told.message)}", "yellow")]
-        case "Interrupted":
-            return [(f"Interrupted at step {told.step}; the state is saved. Go on with:\n  {told.resume}", "bold")]
-    return []
+@contextmanager
+def _surviving_stderr() -> Iterator[None]:
+    """Keep the run alive if nobody reads standard error any more."""
+    try:
+        yield
+    except OSError:
+        _silence_stderr()
 
 
-def _value(value: object) -> str:
+def _silence_stderr() -> None:
+    sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for the rest of the process)
+
+
+def _json_value(value: object) -> object:
+    """Return a value that JSON can represent; NaN becomes null."""
+    if isinstance(value, dict):
+        return {str(name): _json_value(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(item) for item in value]
+    if isinstance(value, float):
+        return None if isnan(value) else value
+    if value is None or isinstance(value, str | int):
+        return value
+    return str(value) if isinstance(value, Path) else repr(value)
+
+
+def _setting(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def show_result(ended: dict[str, Any]) -> None:
-    console = human_console()
-    scores = ended["test"]
-    if "target" in scores:
-        show_filled_in(ended)
-        return
-    interval = f"95 % interval {scores['top1_low']:.2%} to {scores['top1_high']:.2%}"
-    console.print(
-        f"held out: {scores['top1']:.2%} right of {scores['images']:,} pictures ({interval}), "
-        f"after {as_clock(ended['train_seconds'])}",
-        style="bold",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
-    folder = ended["folder"]
-    for what, path in (("report", f"{folder}/report.html"), ("model", f"{folder}/model.safetensors")):
-        console.print(f"{what:<7} {path}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"try     vitral predict {folder} PICTURE", highlight=False, markup=False, soft_wrap=True)
-
-
-def show_filled_in(ended: dict[str, Any]) -> None:
-    """The result of a run without labels."""
-    console, folder, scores = human_console(), ended["folder"], ended["test"]
-    found = ""
-    if scores["target"] != "pixels":
-        always = f"{scores['commonest']:.2%} by always saying the commonest"
-        found = f"{scores['top1']:.2%} of the hidden colours found ({always}), "
-    time = as_clock(ended["train_seconds"])
-    console.print(
-        f"held out: {found}loss {scores['loss']:.4f}, {scores['images']:,} pictures, after {time}",
-        style="bold",
-        highlight=False,
-    )
-    for what, path in (("report", f"{folder}/report.html"), ("model", f"{folder}/model.safetensors")):
-        console.print(f"{what:<7} {path}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"try     vitral train DATA --from {folder}", highlight=False, markup=False, soft_wrap=True)
-
-
-def as_clock(seconds: float) -> str:
-    """3:12, or 1:03:12."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
-
-
-def show_settings(rows: Iterable[tuple[str, object, str]], recipes: Iterable[str]) -> None:
-    """Every setting, its default and what it means."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("setting", "default", "meaning"):
-        table.add_column(title)
-    for name, value, text in rows:
-        table.add_row(f"--{name.replace('_', '-')}", _value(value), text)
-    console = human_console()
-    console.print(table)
-    console.print(f"\nRecipes: {', '.join(recipes)}.", highlight=False)

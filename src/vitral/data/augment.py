@@ -1,13 +1,14 @@
-"""Randomness in training, keyed by (seed, epoch, sample): the same picture in the same epoch always comes out the same,
-whoever loads it and in whatever order.
+"""Augment training images, with randomness keyed by (seed, epoch, sample).
 
-    crop -> flip -> turn, slant, zoom, shift -> RandAugment -> colour -> erase
+An image comes out the same in the same epoch, regardless of the order and the process that loads it.
+
+    crop -> flip -> rotate, shear, zoom, shift -> jitter -> RandAugment -> erase
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import cos, exp, log, radians, sin, sqrt, tan
-from numbers import Integral, Real
+from numbers import Real
 from typing import Literal, get_args
 
 import numpy as np
@@ -15,9 +16,9 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from vitral.data.decode import Pixels, read_header
-from vitral.data.transforms import Box, crop_and_resize, prepare, shrink_for
-from vitral.errors import ConfigError
+from vitral.data.headers import Pixels, read_header
+from vitral.data.transforms import Box, crop_and_resize, preprocess_image, shrink_for
+from vitral.errors import ConfigError, check_int, check_number, short_repr
 from vitral.preprocess import Preprocess
 
 Generator = np.random.Generator
@@ -27,50 +28,48 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Augment:
-    """What happens to a training picture; everything is off by default."""
+    """Settings of the augmentation. By default everything is off."""
 
     crop: Crop = "none"
-    """none: as in evaluation; resized: a random part (torchvision's law); inception: a random part (TensorFlow's law,
-    as in the paper's code); squashed: a random part of the picture made square (as for BiT); shift: moved by up to
-    crop_shift pixels, the border mirrored."""
+    """none: as in evaluation; resized: a random crop (torchvision's RandomResizedCrop); inception: a random crop
+    (TensorFlow's, as in the paper's code); squashed: a random crop of the image made square (as for BiT); shift:
+    shifted by up to crop_shift pixels, with a mirrored border."""
     crop_area: Range = (0.08, 1.0)
-    """Smallest and largest part of the picture's area, for resized, inception and squashed."""
+    """Smallest and largest fraction of the area, for resized, inception and squashed."""
     crop_aspect: Range = (0.75, 4 / 3)
-    """Narrowest and widest part, width by height; of the squashed picture for squashed."""
+    """Smallest and largest aspect ratio, width by height; for squashed, of the square image."""
     crop_shift: int = 4
-    """Pixels, for shift."""
+    """Largest shift in pixels, for shift."""
     flip: float = 0.0
-    """Chance of mirroring left and right."""
+    """Probability of mirroring left and right."""
     rotate: float = 0.0
-    """Turned by up to so many degrees."""
+    """Largest rotation in degrees, either way."""
     shear: float = 0.0
-    """Slanted by up to so many degrees."""
+    """Largest shear in degrees, either way."""
     zoom: float = 0.0
-    """Made larger or smaller by up to this part: 0.1 is 90 to 110 %."""
+    """Largest change of scale: 0.1 is 90 to 110 %."""
     shift: float = 0.0
-    """Moved by up to this part of the side."""
+    """Largest shift as a fraction of each side."""
     randaugment: int = 0
-    """How many operations of RandAugment a picture gets; 0: none."""
+    """Number of RandAugment operations per image."""
     randaugment_magnitude: float = 10.0
-    """Their strength; 10 is the full one of the paper's code."""
+    """Strength of the RandAugment operations; 10 is full strength in the paper's code."""
     jitter: float = 0.0
-    """Brightness, contrast and saturation change by up to this part."""
+    """Largest relative change of brightness, contrast and saturation."""
     erase: float = 0.0
-    """Chance that a random rectangle is overwritten with noise."""
+    """Probability of overwriting a random rectangle with noise."""
 
     def __post_init__(self) -> None:
         if self.crop not in get_args(Crop):
-            raise ConfigError(f"crop={self.crop!r} must be none, resized, inception, squashed or shift.")
-        for name, (least, most) in _BOUNDS.items():
+            raise ConfigError(f"crop must be one of {', '.join(get_args(Crop))} (got {short_repr(self.crop)}).")
+        for name, (minimum, maximum) in _BOUNDS.items():
+            check = check_int if name in ("randaugment", "crop_shift") else check_number
+            check(name, getattr(self, name), minimum=minimum, maximum=maximum)
+        for name, (minimum, maximum) in _RANGES.items():
             value = getattr(self, name)
-            kind = Integral if name in ("randaugment", "crop_shift") else Real
-            if not isinstance(value, kind) or isinstance(value, bool) or not least <= value <= most:
-                words = "a whole number " if kind is Integral else ""
-                raise ConfigError(f"{name}={value!r} must be {words}from {least:g} to {most:g}.")
-        for name, (least, most) in _RANGES.items():
-            value = getattr(self, name)
-            if not _is_range(value, least, most):
-                raise ConfigError(f"{name}={value!r} must be (smallest, largest), both from {least:g} to {most:g}.")
+            if not _is_range(value, minimum, maximum):
+                rule = f"(smallest, largest), both from {minimum:g} to {maximum:g}"
+                raise ConfigError(f"{name} must be {rule} (got {short_repr(value)}).")
             object.__setattr__(self, name, tuple(value))
 
 
@@ -82,70 +81,86 @@ _BOUNDS = {
     "zoom": (0, 0.99),
     "shift": (0, 1),
     "randaugment": (0, 100),
-    "randaugment_magnitude": (0, 20),  # beyond, posterize would keep more than eight bits
+    "randaugment_magnitude": (0, 20),  # above, posterize would keep more than eight bits
     "jitter": (0, 10),
     "erase": (0, 1),
 }
 _RANGES = {"crop_area": (0.001, 1), "crop_aspect": (0.01, 100)}
 
 
-def _is_range(value: object, least: float, most: float) -> bool:
+def _is_range(value: object, minimum: float, maximum: float) -> bool:
     if not isinstance(value, list | tuple) or len(value) != 2 or not all(isinstance(side, Real) for side in value):
         return False
-    return least <= value[0] <= value[1] <= most
+    return minimum <= value[0] <= value[1] <= maximum
+
+
+def check_augment(augment: Augment, preprocess: Preprocess) -> None:
+    """Raise ConfigError if settings would have no effect on these images, or undo their preprocessing."""
+    if preprocess.channels not in (1, 3) and (augment.randaugment or augment.jitter):
+        name = "randaugment" if augment.randaugment else "jitter"
+        raise ConfigError(
+            f"augment.{name} needs gray or RGB images (got {preprocess.channels} channels).",
+            hint=f"Pass --augment.{name} 0.",
+        )
+    if preprocess.resize == "native" and augment.crop in _BOX_SAMPLERS:
+        raise ConfigError(
+            f"augment.crop={augment.crop} resizes every image to one size, which contradicts resize=native.",
+            hint="Pass --augment.crop none, or --resize crop.",
+        )
 
 
 def random_generator(seed: int, epoch: int, sample: int) -> Generator:
-    """Independent randomness for each picture of each epoch; it does not depend on who asks, or when."""
+    """Return a generator that depends on its key only, independent for each sample of each epoch."""
     key = np.array([number & (2**64 - 1) for number in (seed, (epoch << 40) | sample)], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key))  # a list of large numbers would go through float
+    return np.random.Generator(np.random.Philox(key=key))  # a list of large integers would be converted to float
 
 
-def augment(
+def augment_image(
     content: bytes | Pixels,
     preprocess: Preprocess,
-    how: Augment,
+    augment: Augment,
     random: Generator,
     *,
     patch: tuple[int, int] = (1, 1),
 ) -> Tensor:
-    """A training picture as uint8 (C, height, width)."""
-    if how.crop in _LAWS:
-        image = crop_and_resize(content, random_box(content, preprocess, how, random), preprocess)
+    """Return an augmented training image as uint8 (C, height, width)."""
+    if augment.crop in _BOX_SAMPLERS:
+        image = crop_and_resize(content, random_box(content, preprocess, augment, random), preprocess)
     else:
-        image = prepare(content, preprocess, patch=patch)
-        if how.crop == "shift":
-            image = shifted(image, how.crop_shift, random)
-    if how.flip and random.random() < how.flip:
+        image = preprocess_image(content, preprocess, patch=patch)
+        if augment.crop == "shift":
+            image = shift_pixels(image, augment.crop_shift, random)
+    if augment.flip and random.random() < augment.flip:
         image = image.flip(2)
-    if how.rotate or how.shear or how.zoom or how.shift:
-        image = turned(image, how, preprocess, random)
-    if how.randaugment or how.jitter:
-        image = recoloured(image, how, random)
-    if how.erase and random.random() < how.erase:
-        image = erased(image, random)
+    if augment.rotate or augment.shear or augment.zoom or augment.shift:
+        image = random_affine(image, augment, random)
+    if augment.randaugment or augment.jitter:
+        image = change_colors(image, augment, random)
+    if augment.erase and random.random() < augment.erase:
+        image = erase_rectangle(image, random)
     return image.contiguous()
 
 
-# ---- where ----
+# ---- geometry ----
 
 
-def random_box(content: bytes | Pixels, preprocess: Preprocess, how: Augment, random: Generator) -> Box:
+def random_box(content: bytes | Pixels, preprocess: Preprocess, augment: Augment, random: Generator) -> Box:
+    """Return the random crop of an image, aligned to the pixels of a shrunk JPEG."""
     if isinstance(content, bytes):
         header = read_header(content)
         height, width = header.height, header.width
     else:
         height, width = content.shape[:2]
-    box = _LAWS[how.crop](height, width, how.crop_area, how.crop_aspect, random)
-    return aligned(box, (height, width), preprocess)
+    box = _BOX_SAMPLERS[augment.crop](height, width, augment.crop_area, augment.crop_aspect, random)
+    return align_box(box, preprocess)
 
 
 def resized_box(height: int, width: int, area: Range, aspect: Range, random: Generator) -> Box:
-    """torchvision's law: area uniform, aspect uniform in its logarithm, ten tries, else the centre."""
+    """Sample as torchvision: area uniform, logarithm of the aspect uniform, ten attempts, else the center."""
     for _ in range(10):
-        wanted = height * width * random.uniform(*area)
+        target = height * width * random.uniform(*area)
         ratio = exp(random.uniform(log(aspect[0]), log(aspect[1])))
-        w, h = round(sqrt(wanted * ratio)), round(sqrt(wanted / ratio))
+        w, h = round(sqrt(target * ratio)), round(sqrt(target / ratio))
         if 0 < w <= width and 0 < h <= height:
             return int(random.integers(0, height - h + 1)), int(random.integers(0, width - w + 1)), h, w
     ratio = min(max(width / height, aspect[0]), aspect[1])
@@ -154,14 +169,14 @@ def resized_box(height: int, width: int, area: Range, aspect: Range, random: Gen
 
 
 def inception_box(height: int, width: int, area: Range, aspect: Range, random: Generator) -> Box:
-    """TensorFlow's law: aspect uniform, height uniform among those that fit the area, else the whole picture."""
+    """Sample as TensorFlow: aspect uniform, height uniform among those that fit the area, else the whole image."""
     for _ in range(100):
         ratio = random.uniform(*aspect)
-        least = round(sqrt(area[0] * height * width / ratio))
-        most = min(round(sqrt(area[1] * height * width / ratio)), height, int((width + 0.5) / ratio))
-        if most < 1:
+        lowest = round(sqrt(area[0] * height * width / ratio))
+        highest = min(round(sqrt(area[1] * height * width / ratio)), height, int((width + 0.5) / ratio))
+        if highest < 1:
             continue
-        h = int(random.integers(min(least, most), most + 1))
+        h = int(random.integers(min(lowest, highest), highest + 1))
         w = round(h * ratio)
         if 0 < w <= width and area[0] * height * width <= h * w <= area[1] * height * width:
             return int(random.integers(0, height - h + 1)), int(random.integers(0, width - w + 1)), h, w
@@ -169,7 +184,7 @@ def inception_box(height: int, width: int, area: Range, aspect: Range, random: G
 
 
 def squashed_box(height: int, width: int, area: Range, aspect: Range, random: Generator) -> Box:
-    """torchvision's law on the picture as if it were a square, so that every part of a long one is seen."""
+    """Sample as torchvision on the image stretched to a square, so that all of a long image can be sampled."""
     side = max(height, width)
     top, left, h, w = resized_box(side, side, area, aspect, random)
     down, across = height / side, width / side
@@ -177,12 +192,14 @@ def squashed_box(height: int, width: int, area: Range, aspect: Range, random: Ge
     return min(round(top * down), height - h), min(round(left * across), width - w), h, w
 
 
-_LAWS = {"resized": resized_box, "inception": inception_box, "squashed": squashed_box}
+_BOX_SAMPLERS = {"resized": resized_box, "inception": inception_box, "squashed": squashed_box}
 
 
-def aligned(box: Box, size: tuple[int, int], preprocess: Preprocess) -> Box:
-    """A box that a JPEG decoded at a fraction of its size has whole pixels for: at most seven pixels off, in boxes that
-    are at least twice as large as the result."""
+def align_box(box: Box, preprocess: Preprocess) -> Box:
+    """Move a box to whole pixels of a JPEG that is decoded at a fraction of its size.
+
+    That moves it by at most seven pixels, and only boxes at least twice as large as the result.
+    """
     shrink = shrink_for(box[2:], preprocess.size, preprocess)
     if shrink == 1:
         return box
@@ -190,40 +207,41 @@ def aligned(box: Box, size: tuple[int, int], preprocess: Preprocess) -> Box:
     return top, left, height, width
 
 
-def shifted(image: Tensor, pixels: int, random: Generator) -> Tensor:
-    rows, columns = (_mirrored(side, min(pixels, min(image.shape[1:]) - 1), random) for side in image.shape[1:])
+def shift_pixels(image: Tensor, pixels: int, random: Generator) -> Tensor:
+    """Shift an image by up to `pixels` in each direction; the border is mirrored."""
+    rows, columns = (_mirrored_indices(side, min(pixels, min(image.shape[1:]) - 1), random) for side in image.shape[1:])
     return torch.from_numpy(image.numpy()[:, rows[:, None], columns])
 
 
-def _mirrored(side: int, most: int, random: Generator) -> np.ndarray:
-    """Which pixels take the places along a side when it is moved by up to ``most``."""
-    places = np.abs(np.arange(side) + int(random.integers(0, 2 * most + 1)) - most)
-    return (side - 1) - np.abs((side - 1) - places)
+def _mirrored_indices(side: int, maximum: int, random: Generator) -> np.ndarray:
+    """Return the source index of each pixel along a side that is shifted by up to `maximum`."""
+    indices = np.abs(np.arange(side) + int(random.integers(0, 2 * maximum + 1)) - maximum)
+    return (side - 1) - np.abs((side - 1) - indices)
 
 
-def turned(image: Tensor, how: Augment, preprocess: Preprocess, random: Generator) -> Tensor:
-    """Turn, slant, zoom and shift in one affine map, bilinear; what comes in from outside has the corner's colour."""
-    angle = radians(random.uniform(-how.rotate, how.rotate))
-    scale = 1 / random.uniform(1 - how.zoom, 1 + how.zoom) if how.zoom else 1.0
+def random_affine(image: Tensor, augment: Augment, random: Generator) -> Tensor:
+    """Rotate, shear, zoom and shift in one bilinear affine map. Pixels from outside get the color of the corner."""
+    angle = radians(random.uniform(-augment.rotate, augment.rotate))
+    scale = 1 / random.uniform(1 - augment.zoom, 1 + augment.zoom) if augment.zoom else 1.0
     height, width = image.shape[1:]
-    dx, dy = (random.uniform(-how.shift, how.shift) * side for side in (width, height))
-    slant = tan(radians(random.uniform(-how.shear, how.shear))) if how.shear else 0.0
+    dx, dy = (random.uniform(-augment.shift, augment.shift) * side for side in (width, height))
+    slant = tan(radians(random.uniform(-augment.shear, augment.shear))) if augment.shear else 0.0
     a, b = cos(angle) * scale, sin(angle) * scale
     cx, cy = (width - 1) / 2, (height - 1) / 2
-    c, d = b + slant * a, a - slant * b  # the turn after the slant
+    c, d = b + slant * a, a - slant * b  # rotation after shear
     matrix = (a, c, cx - a * (cx + dx) - c * (cy + dy), -b, d, cy + b * (cx + dx) - d * (cy + dy))
     fill = image[:, 0, 0].tolist()
     bands = [
         Image.fromarray(band.numpy()).transform(
-            (width, height), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=colour
+            (width, height), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=color
         )
-        for band, colour in zip(image.contiguous(), fill, strict=True)
+        for band, color in zip(image.contiguous(), fill, strict=True)
     ]
     return torch.from_numpy(np.stack([np.asarray(band) for band in bands]))
 
 
-def erased(image: Tensor, random: Generator) -> Tensor:
-    """ "Random Erasing" (Zhong et al. 2017): 2 to 33 % of the area, aspect 0.3 to 3.3, filled with noise."""
+def erase_rectangle(image: Tensor, random: Generator) -> Tensor:
+    """Apply Random Erasing (Zhong et al. 2017): fill 2 to 33 % of the area, aspect 0.3 to 3.3, with noise."""
     channels, height, width = image.shape
     for _ in range(10):
         area = height * width * random.uniform(0.02, 0.33)
@@ -238,97 +256,96 @@ def erased(image: Tensor, random: Generator) -> Tensor:
     return image
 
 
-# ---- colour ----
+# ---- color ----
 
 
-def recoloured(image: Tensor, how: Augment, random: Generator) -> Tensor:
-    """RandAugment and jitter, by Pillow, on grey and RGB pictures; others stay as they are."""
-    if image.shape[0] not in (1, 3):
-        return image
+def change_colors(image: Tensor, augment: Augment, random: Generator) -> Tensor:
+    """Apply jitter and RandAugment with Pillow to a gray or RGB image."""
     pixels = image.permute(1, 2, 0).contiguous().numpy()
-    picture = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-    if how.jitter:
-        kinds = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color]
-        for index in random.permutation(len(kinds)):
-            picture = kinds[index](picture).enhance(random.uniform(max(0.0, 1 - how.jitter), 1 + how.jitter))
-    for _ in range(how.randaugment):
+    changed = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    if augment.jitter:
+        enhancers = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color]
+        for index in random.permutation(len(enhancers)):
+            factor = random.uniform(max(0.0, 1 - augment.jitter), 1 + augment.jitter)
+            changed = enhancers[index](changed).enhance(factor)
+    for _ in range(augment.randaugment):
         operation = _OPERATIONS[int(random.integers(len(_OPERATIONS)))]
-        picture = operation(picture, how.randaugment_magnitude / 10, random)
-    changed = np.array(picture)
-    return torch.from_numpy(changed[..., None] if changed.ndim == 2 else changed).permute(2, 0, 1)
+        changed = operation(changed, augment.randaugment_magnitude / 10, random)
+    pixels = np.array(changed)
+    return torch.from_numpy(pixels[..., None] if pixels.ndim == 2 else pixels).permute(2, 0, 1)
 
 
 Operation = Callable[[Image.Image, float, Generator], Image.Image]
 
-# RandAugment of the paper's code (AutoAugment's sixteen operations): strength 1 is magnitude 10 there.
+# RandAugment of the paper's code (the sixteen operations of AutoAugment). Strength 1 is magnitude 10 there.
 
-_GREY = 128
+_GRAY = 128
 
 
-def _fill(picture: Image.Image) -> int | tuple[int, int, int]:
-    return _GREY if picture.mode == "L" else (_GREY, _GREY, _GREY)
+def _fill(image: Image.Image) -> int | tuple[int, int, int]:
+    return _GRAY if image.mode == "L" else (_GRAY, _GRAY, _GRAY)
 
 
 def _sign(random: Generator) -> int:
     return 1 if random.random() < 0.5 else -1
 
 
-def _affine(picture: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
+def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
     nearest = Image.Resampling.NEAREST
-    return picture.transform(picture.size, Image.Transform.AFFINE, matrix, nearest, fillcolor=_fill(picture))
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, nearest, fillcolor=_fill(image))
 
 
-def _rotate(picture: Image.Image, strength: float, random: Generator) -> Image.Image:
-    return picture.rotate(30 * strength * _sign(random), fillcolor=_fill(picture))
+def _rotate(image: Image.Image, strength: float, random: Generator) -> Image.Image:
+    return image.rotate(30 * strength * _sign(random), fillcolor=_fill(image))
 
 
-def _shear_x(picture: Image.Image, strength: float, random: Generator) -> Image.Image:
-    return _affine(picture, (1, 0.3 * strength * _sign(random), 0, 0, 1, 0))
+def _shear_x(image: Image.Image, strength: float, random: Generator) -> Image.Image:
+    return _affine(image, (1, 0.3 * strength * _sign(random), 0, 0, 1, 0))
 
 
-def _shear_y(picture: Image.Image, strength: float, random: Generator) -> Image.Image:
-    return _affine(picture, (1, 0, 0, 0.3 * strength * _sign(random), 1, 0))
+def _shear_y(image: Image.Image, strength: float, random: Generator) -> Image.Image:
+    return _affine(image, (1, 0, 0, 0.3 * strength * _sign(random), 1, 0))
 
 
-def _translate(picture: Image.Image, strength: float, random: Generator) -> float:
-    """100 pixels of a 224-pixel picture, and as much of any other."""
-    return 100 / 224 * max(picture.size) * strength * _sign(random)
+def _translate(image: Image.Image, strength: float, random: Generator) -> float:
+    """Return a shift of 100 pixels for a side of 224, and in proportion for others."""
+    return 100 / 224 * max(image.size) * strength * _sign(random)
 
 
-def _translate_x(picture: Image.Image, strength: float, random: Generator) -> Image.Image:
-    return _affine(picture, (1, 0, _translate(picture, strength, random), 0, 1, 0))
+def _translate_x(image: Image.Image, strength: float, random: Generator) -> Image.Image:
+    return _affine(image, (1, 0, _translate(image, strength, random), 0, 1, 0))
 
 
-def _translate_y(picture: Image.Image, strength: float, random: Generator) -> Image.Image:
-    return _affine(picture, (1, 0, 0, 0, 1, _translate(picture, strength, random)))
+def _translate_y(image: Image.Image, strength: float, random: Generator) -> Image.Image:
+    return _affine(image, (1, 0, 0, 0, 1, _translate(image, strength, random)))
 
 
-def _enhance(kind: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
-    return lambda picture, strength, random: kind(picture).enhance(1.8 * strength + 0.1)
+def _enhance(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
+    return lambda image, strength, random: enhancer(image).enhance(1.8 * strength + 0.1)
 
 
-def _solarize_add(picture: Image.Image, strength: float, random: Generator) -> Image.Image:
-    added = int(110 * strength)
-    return picture.point(
-        [min(255, value + added) if value < 128 else value for value in range(256)] * len(picture.getbands())
+def _solarize_add(image: Image.Image, strength: float, random: Generator) -> Image.Image:
+    increase = int(110 * strength)
+    return image.point(
+        [min(255, value + increase) if value < 128 else value for value in range(256)] * len(image.getbands())
     )
 
 
-def _cutout(picture: Image.Image, strength: float, random: Generator) -> Image.Image:
-    half = int(40 / 224 * max(picture.size) * strength)
-    x, y = (int(random.integers(0, side)) for side in picture.size)
-    covered = picture.copy()
-    covered.paste(_fill(picture), (max(0, x - half), max(0, y - half), x + half, y + half))
-    return covered
+def _cutout(image: Image.Image, strength: float, random: Generator) -> Image.Image:
+    half = int(40 / 224 * max(image.size) * strength)
+    x, y = (int(random.integers(0, side)) for side in image.size)
+    cut_out = image.copy()
+    cut_out.paste(_fill(image), (max(0, x - half), max(0, y - half), x + half, y + half))
+    return cut_out
 
 
 _OPERATIONS = (
-    lambda picture, strength, random: ImageOps.autocontrast(picture),
-    lambda picture, strength, random: ImageOps.equalize(picture),
-    lambda picture, strength, random: ImageOps.invert(picture),
+    lambda image, strength, random: ImageOps.autocontrast(image),
+    lambda image, strength, random: ImageOps.equalize(image),
+    lambda image, strength, random: ImageOps.invert(image),
     _rotate,
-    lambda picture, strength, random: ImageOps.posterize(picture, max(1, int(4 * strength))),
-    lambda picture, strength, random: ImageOps.solarize(picture, int(256 * strength)),
+    lambda image, strength, random: ImageOps.posterize(image, max(1, int(4 * strength))),
+    lambda image, strength, random: ImageOps.solarize(image, int(256 * strength)),
     _enhance(ImageEnhance.Color),
     _enhance(ImageEnhance.Contrast),
     _enhance(ImageEnhance.Brightness),

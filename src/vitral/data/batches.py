@@ -1,11 +1,10 @@
-"""Batches in an order that can be repeated: for any number of workers, on any rank, and from any step on.
+"""Load batches in a repeatable order: for any number of workers, on any rank, and from any step on.
 
-Which pictures are in a batch is a function of (seed, epoch, number of the batch); what happens to a picture is one of
-(seed, epoch, picture). So a run that goes on needs to remember two numbers.
+The images in a batch depend on (seed, epoch, batch number), and the augmentation of an image on (seed, epoch, item).
+A resumed run therefore needs to remember two numbers.
 """
 
 import signal
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,47 +15,57 @@ from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
-from vitral.data.augment import Augment, augment, random_generator
+from vitral.data.augment import Augment, augment_image, check_augment, random_generator
 from vitral.data.dataset import Item, sample_headers
-from vitral.data.decode import BadImageError, Pixels, decode
-from vitral.data.transforms import prepare
+from vitral.data.decode import decode
+from vitral.data.headers import BadImageError, Pixels
+from vitral.data.transforms import preprocess_image
+from vitral.errors import check_int
 from vitral.preprocess import Preprocess
 
-SMALL_PICTURE = 96 * 96
+MAX_WORKERS = 1024
+SMALL_IMAGE = 96 * 96
 CACHE_BYTES = 2**30
-PIECE = 2**24
-_ORDER = 2**40 - 1  # the "sample" whose randomness is the order of an epoch
+CHUNK_BYTES = 2**24
+_ORDER_SAMPLE = 2**40 - 1  # the "sample" whose randomness is the order of an epoch
 Job = tuple[int, int]
 """Epoch and item."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
+    """Images and labels of one step."""
+
     images: Tensor | list[Tensor]
-    """uint8 (B, C, H, W); a list of (C, H, W) for native sizes."""
+    """uint8 (B, C, H, W); a list of (C, H, W) if sizes differ (resize=native)."""
     labels: Tensor
-    """(B,) classes; (B, K) of 0 and 1 for multi-label data."""
+    """(B,) class indices; (B, K) of 0 and 1 for multi-label data."""
     items: Tensor
-    """(B,): which items they are."""
+    """(B,) indices of the items."""
     bad: tuple[tuple[int, str], ...] = ()
-    """Items that could not be used, and why; they are in none of the others."""
+    """Items that could not be read, with the reason; the other fields do not contain them."""
 
 
 class ImageDataset(TorchDataset[tuple[int, Tensor | str]]):
-    """A picture by (epoch, item), prepared, and augmented where that is asked for; the reason for a bad one."""
+    """Load the image of an (epoch, item) pair, preprocessed and augmented.
+
+    Returns the item with its image, or with the reason if it cannot be read.
+    """
 
     def __init__(
         self,
         items: Sequence[Item],
         preprocess: Preprocess,
         *,
-        how: Augment | None = None,
+        augment: Augment | None = None,
         seed: int = 0,
         patch: tuple[int, int] = (1, 1),
     ):
-        self.items, self.preprocess, self.how, self.seed, self.patch = items, preprocess, how, seed, patch
-        self.keep = _is_worth_keeping(items, preprocess.channels)
-        self.kept = Kept()
+        if augment is not None:
+            check_augment(augment, preprocess)
+        self.items, self.preprocess, self.augment, self.seed, self.patch = items, preprocess, augment, seed, patch
+        self.is_cached = _fit_in_memory(items, preprocess.channels)
+        self.cache = PixelCache()
 
     def __len__(self) -> int:
         return len(self.items)
@@ -64,71 +73,73 @@ class ImageDataset(TorchDataset[tuple[int, Tensor | str]]):
     def __getitem__(self, job: Job) -> tuple[int, Tensor | str]:
         epoch, index = job
         try:
-            content = self.content(index)
-            if self.how is None:
-                return index, prepare(content, self.preprocess, patch=self.patch).contiguous()
+            content = self.read(index)
+            if self.augment is None:
+                return index, preprocess_image(content, self.preprocess, patch=self.patch).contiguous()
             random = random_generator(self.seed, epoch, index)
-            return index, augment(content, self.preprocess, self.how, random, patch=self.patch)
+            return index, augment_image(content, self.preprocess, self.augment, random, patch=self.patch)
         except BadImageError as error:
             return index, str(error)
 
-    def content(self, index: int) -> bytes | Pixels:
-        """Small pictures are decoded once and kept. Where there is no room, they are decoded all the same: what is kept
-        depends on the number of workers, and what is learnt must not."""
-        if (known := self.kept.pictures.get(index)) is not None:
-            return known
+    def read(self, index: int) -> bytes | Pixels:
+        """Return the content of an item. Small images are decoded once and cached.
+
+        They are decoded even if the cache is full: its size depends on the number of workers, but the result must not.
+        """
+        if (cached := self.cache.images.get(index)) is not None:
+            return cached
         content = self.items[index].source.read()
         if isinstance(content, np.ndarray) and content.shape[2] != self.preprocess.channels:
             content = np.repeat(content[..., :1], self.preprocess.channels, axis=2)
-        if self.keep:
+        if self.is_cached:
             if isinstance(content, bytes):
                 content = decode(content, self.preprocess.channels, background=self.preprocess.background)
-            content = self.kept.add(index, content)
+            content = self.cache.add(index, content)
         return content
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"kept": Kept()}
+        return self.__dict__ | {"cache": PixelCache()}
 
 
-class Kept:
-    """Decoded pictures in a few large pieces of memory. One by one they would come to lie between the tensors of the
-    network, whose places could then not be joined again: CIFAR-10 would take 4 GB more.
+class PixelCache:
+    """Cache decoded images in a few large chunks of memory.
 
-    Only a few headers said that all are small and fit, so each is looked at once more. Every worker has its own, and
-    they share the room."""
+    Single images would fragment the memory between the tensors of the model: CIFAR-10 would take 4 GB more. The
+    decision to cache rests on a few headers, so the size of each image is checked again. Workers share the limit.
+    """
 
     def __init__(self) -> None:
-        self.pictures: dict[int, Pixels] = {}
+        self.images: dict[int, Pixels] = {}
         self.bytes = 0
-        self._piece = np.empty(0, np.uint8)
+        self._chunk = np.empty(0, np.uint8)
         self._used = 0
 
-    def add(self, index: int, picture: Pixels) -> Pixels:
-        """The picture, kept if it is small and there is room."""
+    def add(self, index: int, image: Pixels) -> Pixels:
+        """Return the image, cached if it is small and there is room."""
         worker = get_worker_info()
         room = CACHE_BYTES // (1 if worker is None else worker.num_workers)
-        if picture.shape[0] * picture.shape[1] > SMALL_PICTURE or self.bytes + picture.size > room:
-            return picture
-        end = self._used + picture.size
-        if end > self._piece.size:
-            self._piece, self._used, end = np.empty(max(PIECE, picture.size), np.uint8), 0, picture.size
-        kept = self._piece[self._used : end].reshape(picture.shape)
-        kept[:] = picture
+        if image.shape[0] * image.shape[1] > SMALL_IMAGE or self.bytes + image.size > room:
+            return image
+        end = self._used + image.size
+        if end > self._chunk.size:
+            self._chunk, self._used, end = np.empty(max(CHUNK_BYTES, image.size), np.uint8), 0, image.size
+        cached = self._chunk[self._used : end].reshape(image.shape)
+        cached[:] = image
         self._used = end
-        self.bytes += picture.size
-        self.pictures[index] = kept
-        return kept
+        self.bytes += image.size
+        self.images[index] = cached
+        return cached
 
 
-def _is_worth_keeping(items: Sequence[Item], channels: int) -> bool:
-    """Whether the pictures look small, by a few of them, and all together fit."""
+def _fit_in_memory(items: Sequence[Item], channels: int) -> bool:
+    """Return whether a sample of the images is small and all of them together fit into the cache."""
     sizes = [header.height * header.width for header in sample_headers(items, 16)]
-    return bool(sizes) and max(sizes) <= SMALL_PICTURE and max(sizes) * channels * len(items) <= CACHE_BYTES
+    return bool(sizes) and max(sizes) <= SMALL_IMAGE and max(sizes) * channels * len(items) <= CACHE_BYTES
 
 
 @dataclass
 class _Jobs:
-    """The batches of an epoch, for processes that outlive it."""
+    """The batches of the current epoch, for worker processes that outlive it."""
 
     batches: list[list[Job]] = field(default_factory=list)
 
@@ -139,89 +150,107 @@ class _Jobs:
         return len(self.batches)
 
 
-def _leave_interrupts_to_the_loop(_: int) -> None:
-    """Ctrl-C reaches every process of a terminal, and the one that trains wants the rest of its batch. SIGTERM is what
-    multiprocessing ends its children by, and stays that."""
+class _WorkerPool(DataLoader[Any]):
+    """A DataLoader that does not warn about more workers than cores: their number is the caller's choice."""
+
+    def check_worker_number_rationality(self) -> None:
+        pass
+
+
+def _ignore_interrupts(_: int) -> None:
+    """Ignore Ctrl-C in a worker: it reaches every process of a terminal, and the training process finishes its batch.
+
+    SIGTERM keeps its default, because multiprocessing ends its children with it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @dataclass(kw_only=True)
 class BatchLoader:
-    """Batches of one split, epoch by epoch."""
+    """Load the batches of one split, epoch by epoch."""
 
-    pictures: ImageDataset
+    images: ImageDataset
     batch_size: int
-    """Of all ranks together."""
+    """Images per batch, over all ranks."""
     classes: int
     multi_label: bool = False
     shuffle: bool = False
     workers: int = 0
+    """Number of worker processes; 0 loads in this process."""
     rank: int = 0
     world: int = 1
     _jobs: _Jobs = field(default_factory=_Jobs, init=False, repr=False)
-    _processes: DataLoader[Batch] | None = field(default=None, init=False, repr=False)
+    _pool: _WorkerPool | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_int("workers", self.workers, minimum=0, maximum=MAX_WORKERS)
+        check_int("batch_size", self.batch_size, minimum=1, maximum=2**31)
 
     @property
-    def batches(self) -> int:
-        """In an epoch: without the remainder when shuffled, unless there is nothing else."""
-        whole, rest = divmod(len(self.pictures), self.batch_size)
+    def batches_per_epoch(self) -> int:
+        """Return the number of batches. A shuffled epoch drops the last, smaller batch unless it is the only one."""
+        whole, rest = divmod(len(self.images), self.batch_size)
         return max(1, whole) if self.shuffle else whole + (rest > 0)
 
     def order(self, epoch: int) -> np.ndarray:
-        count = len(self.pictures)
+        """Return the items of an epoch in order."""
+        count = len(self.images)
         if not self.shuffle:
             return np.arange(count)
-        return random_generator(self.pictures.seed, epoch, _ORDER).permutation(count)
+        return random_generator(self.images.seed, epoch, _ORDER_SAMPLE).permutation(count)
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from one of them on."""
+        """Yield the batches of an epoch, from batch `start` on."""
         order = self.order(epoch)
         jobs: list[list[Job]] = []
-        for number in range(start, self.batches):
-            whole = order[number * self.batch_size : (number + 1) * self.batch_size]
-            jobs.append([(epoch, int(index)) for index in whole[self.rank :: self.world]])
+        for number in range(start, self.batches_per_epoch):
+            batch = order[number * self.batch_size : (number + 1) * self.batch_size]
+            jobs.append([(epoch, int(index)) for index in batch[self.rank :: self.world]])
         if not self.workers:
-            yield from (self.collate([self.pictures[job] for job in batch]) for batch in jobs)
+            yield from (self.collate([self.images[job] for job in batch]) for batch in jobs)
             return
         self._jobs.batches = jobs
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # more workers than cores are somebody's choice
-            if self._processes is None:
-                self._processes = self._start()
-            batches = iter(self._processes)
-        yield from batches
+        if self._pool is None:
+            self._pool = self._start_workers()
+        yield from self._pool
 
-    def _start(self) -> DataLoader[Batch]:
-        """Processes that stay from epoch to epoch; which pictures come next is in ``_jobs``."""
-        return DataLoader(
-            self.pictures,
+    def _start_workers(self) -> _WorkerPool:
+        """Start processes that stay from epoch to epoch and read their next batches from `_jobs`."""
+        return _WorkerPool(
+            self.images,
             batch_sampler=self._jobs,  # type: ignore[arg-type]
             num_workers=self.workers,
             collate_fn=self.collate,
             multiprocessing_context="spawn",
             persistent_workers=True,
-            worker_init_fn=_leave_interrupts_to_the_loop,
+            worker_init_fn=_ignore_interrupts,
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_processes": None, "_jobs": _Jobs()}
+        return self.__dict__ | {"_pool": None, "_jobs": _Jobs()}
 
-    def collate(self, found: list[tuple[int, Tensor | str]]) -> Batch:
-        good = [(index, image) for index, image in found if isinstance(image, Tensor)]
+    def collate(self, loaded: list[tuple[int, Tensor | str]]) -> Batch:
+        """Combine loaded images into a batch, and list those that could not be read."""
+        good = [(index, image) for index, image in loaded if isinstance(image, Tensor)]
         images = [image for _, image in good]
-        same = len({image.shape for image in images}) == 1
+        have_one_size = len({image.shape for image in images}) == 1
         return Batch(
-            images=torch.stack(images) if same else images,
+            images=torch.stack(images) if have_one_size else images,
             labels=self.labels([index for index, _ in good]),
             items=torch.tensor([index for index, _ in good], dtype=torch.long),
-            bad=tuple((index, reason) for index, reason in found if isinstance(reason, str)),
+            bad=tuple((index, reason) for index, reason in loaded if isinstance(reason, str)),
         )
 
     def labels(self, indices: list[int]) -> Tensor:
-        labels = [self.pictures.items[index].label for index in indices]
-        if not self.multi_label:
-            return torch.tensor(labels, dtype=torch.long)
-        table = torch.zeros(len(labels), self.classes)
-        for row, classes in enumerate(labels):
-            table[row, list(classes) if isinstance(classes, tuple) else [classes]] = 1
-        return table
+        """Return the labels of items as a tensor."""
+        return label_tensor([self.images.items[index].label for index in indices], self.classes, self.multi_label)
+
+
+def label_tensor(labels: Sequence[int | tuple[int, ...]], classes: int, multi_label: bool) -> Tensor:
+    """Return (B,) class indices, or (B, K) of 0 and 1 for multi-label data."""
+    if not multi_label:
+        return torch.tensor(labels, dtype=torch.long)
+    table = torch.zeros(len(labels), classes)
+    for row, label in enumerate(labels):
+        table[row, list(label) if isinstance(label, tuple) else [label]] = 1
+    return table

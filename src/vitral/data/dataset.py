@@ -1,4 +1,4 @@
-"""Items: one picture each, wherever it lies, with its label; and the dataset that they make."""
+"""Describe a dataset: `Item` is one image with its label, `DatasetIndex` lists the items of every split."""
 
 import atexit
 import hashlib
@@ -10,18 +10,17 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_ISDIR, S_ISREG
 from typing import BinaryIO, Protocol
 from weakref import WeakSet
 
 import numpy as np
 
-from vitral.data.decode import Header, Pixels, read_header
-from vitral.data.limits import BadImageError, check_bytes
+from vitral.data.headers import PEEKED_BYTES, BadImageError, Header, Pixels, check_bytes, check_start, read_header
 from vitral.data.parquet import GROUPS
-from vitral.errors import first_line
+from vitral.errors import DataError, first_line
 
-SPLITS = {
+SPLIT_NAMES = {
     "train": "train",
     "training": "train",
     "val": "val",
@@ -31,36 +30,42 @@ SPLITS = {
     "test": "test",
     "testing": "test",
 }
-"""What people call their splits."""
+"""Names that people give their splits, and the split that each stands for."""
+NO_LABEL = -1
+"""The label of an image in an unlabeled dataset."""
+_PEEK_ABOVE = 2**23
+"""The start of a larger file is checked before the file is read."""
 
 
-def named_split(name: str) -> str | None:
-    """crash-test-train-00000.tar -> train: the last word that is one."""
-    return next((SPLITS[word] for word in reversed(re.split(r"[^a-z]+", name.lower())) if word in SPLITS), None)
+# ---- sources of bytes ----
 
 
 class Source(Protocol):
-    """Where a picture's content is."""
+    """Read the content of one image, or raise BadImageError."""
 
     def read(self) -> bytes | Pixels: ...
 
 
-NO_LABEL = -1
-"""Of a picture that is only looked at."""
-
-
 @dataclass(frozen=True, slots=True)
 class FileSource:
+    """An image file."""
+
     path: str
 
     def read(self) -> bytes:
         try:
             path = Path(self.path)
-            found = path.stat()
-            if not S_ISREG(found.st_mode):  # a device does not end, and a pipe may never begin
-                raise BadImageError("unreadable", "no regular file")
-            check_bytes(found.st_size)
-            return path.read_bytes()
+            status = path.stat()
+            if S_ISDIR(status.st_mode):
+                os.scandir(path).close()  # raises an OSError if the folder cannot be listed
+            if not S_ISREG(status.st_mode):  # a device does not end, and a pipe may never begin
+                raise BadImageError("unreadable", "not a regular file")
+            check_bytes(status.st_size)
+            with path.open("rb") as stream:
+                if status.st_size > _PEEK_ABOVE:
+                    check_start(stream.read(PEEKED_BYTES))
+                    stream.seek(0)
+                return stream.read()
         except FileNotFoundError:
             raise BadImageError("missing") from None
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
@@ -69,7 +74,7 @@ class FileSource:
 
 @dataclass(frozen=True, slots=True)
 class TarSource:
-    """A member of a shard, by its place: nothing is ever extracted."""
+    """A member of a tar shard, by its offset; nothing is extracted."""
 
     path: str
     offset: int
@@ -78,36 +83,36 @@ class TarSource:
     def read(self) -> bytes:
         check_bytes(self.size)
         try:
-            stream = _open(self.path, os.getpid())
+            stream = _open_shard(self.path, os.getpid())
             stream.seek(self.offset)
             content = stream.read(self.size)
-        except (OSError, OverflowError) as error:  # OverflowError: a place that no file has
+        except (OSError, OverflowError) as error:  # OverflowError: an offset that no file has
             raise BadImageError("unreadable", getattr(error, "strerror", None) or str(error)) from error
         if len(content) < self.size:
-            raise BadImageError("truncated", "the shard ends before the picture does")
+            raise BadImageError("truncated", "the shard ends inside the image")
         return content
 
 
 @lru_cache(maxsize=64)
-def _open(path: str, process: int) -> BinaryIO:
-    """A handle for each process: one shared by a fork would move under its feet."""
-    stream = Path(path).open("rb")  # noqa: SIM115 - it stays open for the next picture
-    _OPENED.add(stream)
+def _open_shard(path: str, process: int) -> BinaryIO:
+    """Open a shard once per process: a handle shared by a fork would move under the other process."""
+    stream = Path(path).open("rb")  # noqa: SIM115 - it stays open for the next image
+    _OPEN_SHARDS.add(stream)
     return stream
 
 
-_OPENED: WeakSet[BinaryIO] = WeakSet()
+_OPEN_SHARDS: WeakSet[BinaryIO] = WeakSet()
 
 
 @atexit.register
-def _close_all() -> None:
-    for stream in list(_OPENED):
+def _close_shards() -> None:
+    for stream in list(_OPEN_SHARDS):
         stream.close()
 
 
 @dataclass(frozen=True, slots=True)
 class TableSource:
-    """A row of a Parquet file whose cells hold pictures."""
+    """A cell of a Parquet file that contains images."""
 
     path: str
     column: str
@@ -118,54 +123,62 @@ class TableSource:
             cell = GROUPS.read_cell(self.path, self.column, self.row)
         except FileNotFoundError:
             raise BadImageError("missing") from None
-        except (OSError, ValueError, NotImplementedError, MemoryError, IndexError) as error:  # what pyarrow raises
+        except (OSError, ValueError, NotImplementedError, MemoryError, IndexError) as error:  # pyarrow raises these
             raise BadImageError("unreadable", first_line(error)) from error
         content = cell.get("bytes") if isinstance(cell, dict) else cell
         if not isinstance(content, bytes):
-            raise BadImageError("empty", "the cell holds no picture")
+            raise BadImageError("empty", "the cell has no image")
         return content
 
 
 @dataclass(frozen=True, slots=True)
 class DigitsSource:
-    """One of the built-in digits."""
+    """An image of the built-in digits."""
 
     split: str
     row: int
 
     def read(self) -> Pixels:
-        return digits()[f"{self.split}_images"][self.row][..., None]
+        return load_digits()[f"{self.split}_images"][self.row][..., None]
 
 
 @lru_cache(maxsize=1)
-def digits() -> dict[str, np.ndarray]:
+def load_digits() -> dict[str, np.ndarray]:
+    """Return the images and labels of the built-in digits, by split."""
     with files("vitral.data").joinpath("digits.npz").open("rb") as stream, np.load(stream) as arrays:
         return dict(arrays)
 
 
+# ---- items and their index ----
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
+    """One image of a dataset."""
+
     key: str
-    """A stable name that can be written anywhere: the path below the dataset, or shard and key."""
+    """A stable, printable name: the path below the dataset, or shard and key."""
     label: int | tuple[int, ...]
-    """The class, or all classes of a multi-label picture; -1: not labelled."""
+    """The class, all classes of a multi-label image, or NO_LABEL."""
     source: Source
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetIndex:
+    """The items of every split of a dataset. No image has been read yet."""
+
     name: str
     classes: tuple[str, ...]
     splits: dict[str, tuple[Item, ...]]
-    """train, and val or test where there are any."""
+    """train, and val or test if the dataset has them."""
     multi_label: bool = False
     notes: tuple[str, ...] = ()
-    """What was noticed while looking for pictures."""
+    """Remarks on how the dataset was read."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Members and rows that are no picture with a label, and why."""
+    """Members, rows and links that are not an image with a label, and the reasons."""
 
     def fingerprint(self) -> str:
-        """SHA-256 over names and labels of every split: whether a run goes on with the data that it began with."""
+        """Return a SHA-256 over the names and labels of every split. Resuming a run requires the same one."""
         digest = hashlib.sha256("\n".join(self.classes).encode())
         for split in sorted(self.splits):
             digest.update(f"\n{split}".encode())
@@ -173,56 +186,106 @@ class DatasetIndex:
                 digest.update(f"\n{item.key}\t{item.label}".encode())
         return digest.hexdigest()
 
-
-def header_of(content: bytes | Pixels) -> Header:
-    """What is known of a picture before it is decoded."""
-    if isinstance(content, bytes):
-        return read_header(content)
-    height, width, bands = content.shape
-    return Header(format="built-in", height=height, width=width, mode="grey" if bands == 1 else "colour", bands=bands)
-
-
-def sample_headers(items: Sequence[Item], most: int) -> list[Header]:
-    """Of at most so many pictures, from everywhere among them; those that cannot be read are passed over."""
-    number = min(most, len(items))
-    found = []
-    for place in range(number):
-        try:
-            found.append(header_of(items[place * len(items) // number].source.read()))
-        except BadImageError:
-            continue
-    return found
+    def content_fingerprint(self) -> str:
+        """Return a SHA-256 over the size and modification time of every file, which is cheap: no image is read."""
+        digest = hashlib.sha256()
+        status_of = lru_cache(maxsize=1024)(_file_status)
+        for split in sorted(self.splits):
+            for item in self.splits[split]:
+                if isinstance(item.source, FileSource | TarSource | TableSource):
+                    digest.update(f"{split}\t{item.key}\t{status_of(item.source.path)}\n".encode())
+        return digest.hexdigest()
 
 
-def natural_channels(headers: Sequence[Header]) -> int:
-    """What a network for these pictures should see: 1 where all are grey, 3 where some have colours, or the commonest
-    number of bands."""
-    found = Counter(header.bands for header in headers)
-    if not found:
-        return 3
-    commonest = found.most_common(1)[0][0]
-    return commonest if commonest not in (1, 3) else max(bands for bands in found if bands in (1, 3))
+def _file_status(path: str) -> str:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # ValueError: a zero byte in the name
+        return "missing"
+    return f"{status.st_size}\t{status.st_mtime_ns}"
 
 
-def counts(items: Sequence[Item], classes: int) -> list[int]:
-    """Pictures of each class."""
-    found = [0] * classes
+def check_classes(data: DatasetIndex) -> None:
+    """Raise DataError unless a classifier can be trained: at least two classes with training images."""
+    used = [name for name, count in zip(data.classes, _train_counts(data), strict=True) if count]
+    if len(data.classes) >= 2 and (data.multi_label or len(used) >= 2):
+        return
+    used_names = f" ({used[0]})" if used else ""
+    raise DataError(
+        f"{data.name} has {len(used)} {'class' if len(used) == 1 else 'classes'} with training images{used_names}; "
+        "classification needs at least 2.",
+        hint="Put each class into its own folder.",
+    )
+
+
+def _train_counts(data: DatasetIndex) -> list[int]:
+    return class_counts(data.splits.get("train", ()), len(data.classes))
+
+
+def class_counts(items: Sequence[Item], classes: int) -> list[int]:
+    """Return the number of images per class."""
+    counts = [0] * classes
     for item in items:
         for label in (item.label,) if isinstance(item.label, int) else item.label:
             if label >= 0:
-                found[label] += 1
-    return found
+                counts[label] += 1
+    return counts
+
+
+# ---- headers of items ----
+
+
+def header_of(content: bytes | Pixels) -> Header:
+    """Return the header of an image file, or of pixels."""
+    if isinstance(content, bytes):
+        return read_header(content)
+    height, width, bands = content.shape
+    return Header(format="built-in", height=height, width=width, mode="gray" if bands == 1 else "color", bands=bands)
+
+
+def sample_headers(items: Sequence[Item], count: int) -> list[Header]:
+    """Return the headers of at most `count` images, evenly spaced among the items; unreadable images are skipped."""
+    count = min(count, len(items))
+    headers = []
+    for index in range(count):
+        try:
+            headers.append(header_of(items[index * len(items) // count].source.read()))
+        except BadImageError:
+            continue
+    return headers
+
+
+def natural_channels(headers: Sequence[Header]) -> int:
+    """Return the channels that a model for these images needs.
+
+    1 if all are gray, 3 if some have colors, or the commonest number of bands.
+    """
+    counts = Counter(header.bands for header in headers)
+    if not counts:
+        return 3
+    commonest = counts.most_common(1)[0][0]
+    return commonest if commonest not in (1, 3) else max(bands for bands in counts if bands in (1, 3))
+
+
+# ---- names ----
+
+
+def split_from_name(name: str) -> str | None:
+    """Return the split that a file name contains, by its last such word: crash-test-train-00000.tar is train."""
+    words = reversed(re.split(r"[^a-z]+", name.lower()))
+    return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), None)
 
 
 def natural_order(name: str) -> tuple[object, ...]:
-    """class2 before class10; 01 and 1 are as large as each other, so that their letters decide."""
+    """Return a sort key that puts class2 before class10. 01 and 1 are equal numbers, so their text decides."""
     parts = [(part.lstrip("0") if part.isdecimal() else None, part) for part in re.split(r"(\d+)", name)]
     return tuple((1, 0, part) if digits is None else (0, len(digits), digits) for digits, part in parts), name
 
 
-def counted_reasons(skipped: dict[str, str]) -> str:
-    """The commonest reasons, and an example of each."""
+def summarize_reasons(skipped: dict[str, str]) -> str:
+    """Return the commonest reasons, each with an example."""
     examples = {reason: key for key, reason in reversed(skipped.items())}
-    told = [f"{n} ({examples[reason]}: {reason})" for reason, n in Counter(skipped.values()).most_common(3)]
-    rest = len(skipped) - sum(n for _, n in Counter(skipped.values()).most_common(3))
-    return ", ".join([*told, f"{rest} more"] if rest else told)
+    commonest = Counter(skipped.values()).most_common(3)
+    words = [f"{count} ({examples[reason]}: {reason})" for reason, count in commonest]
+    rest = len(skipped) - sum(count for _, count in commonest)
+    return ", ".join([*words, f"{rest} more"] if rest else words)

@@ -1,176 +1,227 @@
-"""A look at a dataset before training on it: what is in it, what is wrong with it, and whether training can go on."""
+"""Check a dataset before training: classes, sizes, unreadable images, duplicates, leaks between splits."""
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from vitral.data.dataset import DatasetIndex, Item, counts, header_of, natural_channels
-from vitral.data.decode import BadImageError, Header, decode
+from vitral.data.dataset import DatasetIndex, Item, check_classes, class_counts, header_of, natural_channels
+from vitral.data.decode import decode
+from vitral.data.headers import BadImageError, Header, Pixels
+from vitral.data.sources import open_dataset
+from vitral.errors import DataError, check_number
 
-MOST_LISTED = 1000
+MAX_BAD_FRACTION = 0.01
+"""Training stops if a larger fraction of the images is unreadable."""
+MAX_NAMES = 10
+_IMBALANCE = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
+    """Images read so far."""
+
     done: int
     total: int
 
 
 @dataclass(kw_only=True, slots=True)
 class Scan:
-    """What was found."""
+    """The result of `vitral.scan`."""
 
     name: str
     classes: tuple[str, ...]
     multi_label: bool
     splits: dict[str, int]
+    """Images per split."""
     per_class: dict[str, list[int]]
-    """Pictures of each class, by split."""
+    """Images per class, by split."""
     channels: int = 3
-    """What a network for them would see: 1 is grey, 3 colours, others bands as they are."""
+    """Channels of a model for these images: 1 for gray, 3 for color, or the number of bands."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Smallest, median and largest height and width."""
     aspects: dict[str, int] = field(default_factory=dict)
-    """How many are tall, square and wide."""
+    """Number of tall, square and wide images."""
     modes: dict[str, int] = field(default_factory=dict)
     formats: dict[str, int] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
-    """Name and reason."""
+    """Name and reason of each unreadable image."""
     duplicates: list[list[str]] = field(default_factory=list)
-    """Groups of equal pictures within a split."""
+    """Groups of equal images within a split."""
     leaked: list[tuple[str, str]] = field(default_factory=list)
-    """Equal pictures of which one is trained on and the other held out."""
+    """Pairs of equal images: one in the train split, one in another."""
     contradictions: list[list[str]] = field(default_factory=list)
-    """Equal pictures with different labels."""
+    """Groups of equal images with different labels."""
     problems: list[str] = field(default_factory=list)
-    """What stops training."""
+    """Reasons why training would fail."""
     warnings: list[str] = field(default_factory=list)
-    """What training can go on with."""
+    """Findings that do not prevent training."""
 
     @property
     def can_train(self) -> bool:
+        """Return whether nothing prevents training."""
         return not self.problems
 
     def as_dict(self) -> dict[str, Any]:
+        """Return all fields and `can_train`, for JSON."""
         return {**asdict(self), "can_train": self.can_train}
 
 
-def scan(data: DatasetIndex, *, most_bad: float = 0.01, decodes: bool = True) -> Iterator[Progress | Scan]:
-    """Reads every picture once; progress first, the result last. Without ``decodes`` only headers are read."""
-    found = Scan(
+def scan(
+    data: str | Path | DatasetIndex,
+    *,
+    headers_only: bool = False,
+    max_bad_fraction: float = MAX_BAD_FRACTION,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Scan:
+    """Read every image of a dataset once and return what was found.
+
+    `headers_only` skips decoding, which is faster but misses damaged pixels. More unreadable images than the fraction
+    `max_bad_fraction` are a problem. `on_progress` is called with a `Progress` after every 64 images.
+
+        result = vitral.scan("photos/")
+        result.can_train, result.problems, result.unreadable
+    """
+    index = data if isinstance(data, DatasetIndex) else open_dataset(data)
+    for event in scan_events(index, headers_only=headers_only, max_bad_fraction=max_bad_fraction):
+        if isinstance(event, Scan):
+            return event
+        if on_progress:
+            on_progress(event)
+    raise AssertionError("scan_events ends with a Scan")
+
+
+def scan_events(
+    data: DatasetIndex, *, headers_only: bool = False, max_bad_fraction: float = MAX_BAD_FRACTION
+) -> Iterator[Progress | Scan]:
+    """Scan a dataset: yield progress, and the result last."""
+    check_number("max_bad_fraction", max_bad_fraction, minimum=0, maximum=1)
+    result = Scan(
         name=data.name,
         classes=data.classes,
         multi_label=data.multi_label,
         splits={split: len(items) for split, items in data.splits.items()},
-        per_class={split: counts(items, len(data.classes)) for split, items in data.splits.items()},
+        per_class={split: class_counts(items, len(data.classes)) for split, items in data.splits.items()},
         warnings=list(data.notes),
     )
     items = [(split, item) for split, members in data.splits.items() for item in members]
-    seen: dict[bytes, list[tuple[str, Item]]] = {}
+    by_digest: dict[bytes, list[tuple[str, Item]]] = {}
     headers: list[tuple[Item, Header]] = []
     for number, (split, item) in enumerate(items, 1):
         try:
             content = item.source.read()
-            seen.setdefault(_digest(content), []).append((split, item))
+            by_digest.setdefault(_digest(content), []).append((split, item))
             header = header_of(content)
-            if decodes and isinstance(content, bytes):
+            if not headers_only and isinstance(content, bytes):
                 decode(content, header=header, channels=3 if header.bands == 1 else header.bands)
             headers.append((item, header))
         except BadImageError as error:
-            found.unreadable[item.key] = str(error)
+            result.unreadable[item.key] = str(error)
         if number % 64 == 0:
             yield Progress(done=number, total=len(items))
-    _measure(found, [header for _, header in headers])
-    _find_odd_bands(found, headers)
-    _compare(found, seen)
-    _judge(found, data, len(items), most_bad)
-    yield found
+    _measure(result, [header for _, header in headers])
+    _find_odd_bands(result, headers)
+    _compare(result, by_digest)
+    _judge_classes(result, data)
+    _judge_images(result, len(items), max_bad_fraction)
+    yield result
 
 
-def _digest(content: Any) -> bytes:
+def _digest(content: bytes | Pixels) -> bytes:
     return hashlib.sha256(content if isinstance(content, bytes) else content.tobytes()).digest()
 
 
-def _measure(found: Scan, headers: Sequence[Header]) -> None:
+def _measure(result: Scan, headers: Sequence[Header]) -> None:
     if not headers:
         return
-    found.modes = dict(Counter(header.mode for header in headers).most_common())
-    found.formats = dict(Counter(header.format for header in headers).most_common())
+    result.modes = dict(Counter(header.mode for header in headers).most_common())
+    result.formats = dict(Counter(header.format for header in headers).most_common())
     sides = [(header.height, header.width) for header in headers]
     heights, widths = sorted(height for height, _ in sides), sorted(width for _, width in sides)
     for name, values in (("height", heights), ("width", widths)):
-        found.sizes |= {f"{name}_smallest": values[0], f"{name}_median": values[len(values) // 2]}
-        found.sizes[f"{name}_largest"] = values[-1]
-    kinds = Counter("square" if h * 0.95 <= w <= h * 1.05 else "wide" if w > h else "tall" for h, w in sides)
-    found.aspects = dict(kinds.most_common())
+        result.sizes |= {f"{name}_smallest": values[0], f"{name}_median": values[len(values) // 2]}
+        result.sizes[f"{name}_largest"] = values[-1]
+    aspects = Counter("square" if h * 0.95 <= w <= h * 1.05 else "wide" if w > h else "tall" for h, w in sides)
+    result.aspects = dict(aspects.most_common())
 
 
-def _find_odd_bands(found: Scan, headers: Sequence[tuple[Item, Header]]) -> None:
-    """Pictures that are whole, but cannot stand beside the others."""
-    found.channels = natural_channels([header for _, header in headers])
+def _find_odd_bands(result: Scan, headers: Sequence[tuple[Item, Header]]) -> None:
+    """Report images whose number of bands does not fit the others."""
+    result.channels = natural_channels([header for _, header in headers])
     for item, header in headers:
-        if header.bands == found.channels or {header.bands, found.channels} <= {1, 3}:
+        if header.bands == result.channels or {header.bands, result.channels} <= {1, 3}:
             continue
         try:
             content = item.source.read()
             if isinstance(content, bytes):
-                decode(content, channels=found.channels, header=header)
+                decode(content, channels=result.channels, header=header)
         except BadImageError as error:
-            found.unreadable[item.key] = str(error)
+            result.unreadable[item.key] = str(error)
 
 
-def _compare(found: Scan, seen: dict[bytes, list[tuple[str, Item]]]) -> None:
-    for members in seen.values():
+def _compare(result: Scan, by_digest: dict[bytes, list[tuple[str, Item]]]) -> None:
+    for members in by_digest.values():
         if len(members) < 2:
             continue
         if len({item.label for _, item in members}) > 1:
-            found.contradictions.append([item.key for _, item in members])
+            result.contradictions.append([item.key for _, item in members])
         splits: dict[str, list[str]] = {}
         for split, item in members:
             splits.setdefault(split, []).append(item.key)
-        found.duplicates += [keys for keys in splits.values() if len(keys) > 1]
+        result.duplicates += [keys for keys in splits.values() if len(keys) > 1]
         if "train" in splits:
-            held = [key for split, keys in splits.items() if split != "train" for key in keys]
-            found.leaked += [(splits["train"][0], key) for key in held]
+            others = [key for split, keys in splits.items() if split != "train" for key in keys]
+            result.leaked += [(splits["train"][0], key) for key in others]
 
 
-def _judge(found: Scan, data: DatasetIndex, total: int, most_bad: float) -> None:
-    train = found.per_class.get("train", [])
-    if len(data.classes) < 2:
-        found.problems.append(f"There is {len(data.classes)} class; telling apart needs two.")
+def _judge_classes(result: Scan, data: DatasetIndex) -> None:
+    train = result.per_class.get("train", [0] * len(data.classes))
     if not any(train):
-        found.problems.append("There are no training pictures.")
-    if total and len(found.unreadable) > most_bad * total:
-        found.problems.append(
-            f"{len(found.unreadable)} of {total} pictures cannot be read; at most {most_bad:.0%} may."
+        result.problems.append("There are no training images.")
+    try:
+        check_classes(data)
+    except DataError as error:
+        result.problems.append(error.message)
+    totals = [sum(counts) for counts in zip(*result.per_class.values(), strict=True)]
+    per_class = list(zip(data.classes, train, totals, strict=True))
+    if untrained := [name for name, count, total in per_class if total and not count]:
+        result.problems.append(f"Classes in other splits without training images: {_first(untrained)}.")
+    if empty := [name for name, _, total in per_class if not total]:
+        result.warnings.append(f"Classes without images: {_first(empty)}.")
+    if single := [name for name, count, _ in per_class if count == 1]:
+        result.warnings.append(f"Classes with one training image: {_first(single)}.")
+    lowercase = Counter(name.lower() for name in data.classes)
+    if twins := [name for name in data.classes if lowercase[name.lower()] > 1]:
+        result.warnings.append(f"Classes that differ only in upper and lower case: {_first(twins)}.")
+    used = [count for count in train if count]
+    if used and max(used) > _IMBALANCE * min(used):
+        ratio = f"{max(used) / min(used):.0f} times as many images as the smallest"
+        result.warnings.append(f"The largest class has {ratio}; training weights the classes.")
+
+
+def _judge_images(result: Scan, total: int, max_bad_fraction: float) -> None:
+    bad = len(result.unreadable)
+    if total and bad > max_bad_fraction * total:
+        result.problems.append(
+            f"{bad} of {total} images are unreadable (expected at most {max_bad_fraction:.3g} of them)."
         )
-    elif found.unreadable:
-        found.warnings.append(f"{len(found.unreadable)} pictures cannot be read and will be skipped.")
-    if empty := [name for name, number in zip(data.classes, train, strict=False) if not number]:
-        held = [name for name in empty if any(number[data.classes.index(name)] for number in found.per_class.values())]
-        if held:
-            found.problems.append(f"Held out, but never trained on: {', '.join(held[:10])}.")
-        if left := [name for name in empty if name not in held]:
-            found.warnings.append(f"Classes without a picture: {', '.join(left[:10])}.")
-    if lonely := [name for name, number in zip(data.classes, train, strict=False) if number == 1]:
-        found.warnings.append(f"Classes with one training picture: {', '.join(lonely[:10])}.")
-    lower = Counter(name.lower() for name in data.classes)
-    if twins := [name for name in data.classes if lower[name.lower()] > 1]:
-        found.warnings.append(f"Classes that differ in capitals only: {', '.join(twins[:10])}.")
-    if found.leaked:
-        found.warnings.append(f"{len(found.leaked)} held-out pictures are trained on, too: scores will flatter.")
-    if found.duplicates:
-        extra = sum(len(group) - 1 for group in found.duplicates)
-        found.warnings.append(f"{extra} pictures are copies of others in the same split.")
-    if found.contradictions:
-        found.warnings.append(f"{len(found.contradictions)} pictures are there under different labels.")
-    present = [number for number in train if number]
-    if present and max(present) > 3 * min(present):
-        found.warnings.append(
-            f"The commonest class has {max(present) / min(present):.0f} times the pictures of the rarest; training "
-            "will weigh them."
+    elif bad:
+        result.warnings.append(f"{bad} images are unreadable; training skips them.")
+    if result.leaked:
+        result.warnings.append(
+            f"{len(result.leaked)} images of other splits are also in train; scores will be inflated."
         )
-    if "test" not in found.splits and "val" not in found.splits:
-        found.warnings.append("There is no held-out split: about a fifth of each class will be taken.")
+    if result.duplicates:
+        copies = sum(len(group) - 1 for group in result.duplicates)
+        result.warnings.append(f"{copies} images are copies of others in the same split.")
+    if result.contradictions:
+        result.warnings.append(f"{len(result.contradictions)} images occur with different labels.")
+    if "test" not in result.splits and "val" not in result.splits:
+        result.warnings.append("There is no test split: training holds out about a fifth of each class.")
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more

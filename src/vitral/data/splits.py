@@ -1,73 +1,184 @@
-"""Which pictures are trained on, which choose the best epoch, and which are touched once, at the end."""
+"""Decide which images to train on, which choose the best epoch (validation), and which are held out (test)."""
 
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from vitral.data.dataset import DatasetIndex, Item
-from vitral.data.sources import find_equal, split_off
+from vitral.data.dataset import DatasetIndex, FileSource, Item, TarSource
+from vitral.data.headers import BadImageError
 from vitral.errors import DataError
 
+TEST_FRACTION = 0.2
+"""The fraction of each class that is held out if a dataset has no split of its own."""
 VAL_FRACTION = 0.1
-A_FIFTH = "about a fifth of each class, by a hash of the names"
+"""The fraction of the training images that chooses the best epoch if a dataset has no validation split."""
+TEST_SPLIT_REASON = "about a fifth of each class, by a hash of the names"
+_TAIL_BYTES = 4096
+"""Files of one size are compared by their last bytes before they are read as a whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Splits:
+    """The images of each split, and the reasons for the validation and test splits."""
+
     train: tuple[Item, ...]
     validation: tuple[Item, ...]
     test: tuple[Item, ...]
     reasons: dict[str, str]
-    """Why these pictures are the validation, and why those are held out."""
 
 
-def choose_splits(data: DatasetIndex, other: DatasetIndex | None = None, selected: float = VAL_FRACTION) -> Splits:
-    """What is trained on, what chooses the best epoch (a part of the training pictures, unless the data bring a
-    validation split), and what is touched once, at the end."""
+def choose_splits(data: DatasetIndex, other: DatasetIndex | None = None, val_fraction: float = VAL_FRACTION) -> Splits:
+    """Return the train, validation and test splits of a dataset.
+
+    The test split is that of `other` (--val), the dataset's own, or about a fifth of each class. The validation split
+    is the dataset's own if that is not the test split already, or a part of the training images.
+    """
     train = data.splits.get("train", ())
     leaders = None
     reasons = {}
     if other is not None:
-        held, reasons["test"] = renumbered(other, data.classes), "as --val says"
-    elif own := own_held_out(data):
-        held, reasons["test"] = data.splits[own], f"the data's own {own} split"
+        test, reasons["test"] = relabel(other, data.classes), "the dataset given with --val"
+    elif name := own_test_split(data):
+        test, reasons["test"] = data.splits[name], f"the dataset's {name} split"
     else:
         leaders = find_equal(train)
         rest, part = split_off(train, leaders=leaders)
-        train, held = tuple(rest), tuple(part)
-        reasons["test"] = A_FIFTH if data.classes else "about a fifth, by a hash of the names"
+        train, test = tuple(rest), tuple(part)
+        reasons["test"] = TEST_SPLIT_REASON if data.classes else "about a fifth, by a hash of the names"
     if "val" in data.splits and ("test" in data.splits or other is not None):
-        validation, reasons["validation"] = data.splits["val"], "the data's own val split"
+        validation, reasons["validation"] = data.splits["val"], "the dataset's val split"
     else:
-        rest, part = split_off(train, selected, salt="selection", leaders=leaders)
+        rest, part = split_off(train, val_fraction, salt="selection", leaders=leaders)
         if part and len(rest) > len(part):
             train, validation = tuple(rest), tuple(part)
-            reasons["validation"] = f"about {100 * selected:.6g} % of the training ones"
+            reasons["validation"] = f"about {100 * val_fraction:.6g} % of the training images"
         else:
-            validation, reasons["validation"] = train, "the training ones: there are too few to take some away"
+            validation, reasons["validation"] = train, "the training images: there are too few to hold some out"
     if not train:
-        raise DataError("There are no training pictures.", hint="A folder of splits needs one that is called train.")
-    if not held:
-        held, reasons["test"] = validation, "the validation: there are too few to hold others out"
+        raise DataError(
+            f"{data.name} has no training images.",
+            hint="Call the folder of training images train.",
+        )
+    if not test:
+        test, reasons["test"] = validation, "the validation images: there are too few to hold others out"
         if validation is train:
-            reasons["test"] = "the training pictures themselves, which says little: there are too few"
-    return Splits(train=train, validation=validation, test=held, reasons=reasons)
+            reasons["test"] = "the training images themselves, so scores mean little: there are too few"
+    return Splits(train=train, validation=validation, test=test, reasons=reasons)
 
 
-def own_held_out(data: DatasetIndex) -> str | None:
+def own_test_split(data: DatasetIndex) -> str | None:
+    """Return the name of the dataset's own test split: test, else val, else None."""
     return next((name for name in ("test", "val") if name in data.splits), None)
 
 
-def renumbered(other: DatasetIndex, classes: tuple[str, ...]) -> tuple[Item, ...]:
-    """The held-out pictures of other data (all, where none are), with the numbers of these classes."""
+def relabel(other: DatasetIndex, classes: tuple[str, ...]) -> tuple[Item, ...]:
+    """Return the test images of another dataset (all images if it has no splits), labeled by these classes."""
     if unknown := sorted(set(other.classes) - set(classes)):
-        raise DataError(f"{other.name} has classes that the training data lack: {', '.join(unknown[:5])}.")
-    numbers = {name: index for index, name in enumerate(classes)}
-    found = other.splits.get(own_held_out(other) or "train", ())
-    if not classes:  # pictures without labels
-        return found
-    return tuple(replace(item, label=_renumber(item.label, other.classes, numbers)) for item in found)
+        names = ", ".join(unknown[:5])
+        raise DataError(f"{other.name} has classes that the training dataset does not have: {names}.")
+    items = other.splits.get(own_test_split(other) or "train", ())
+    if not classes:  # unlabeled images
+        return items
+    index_of = {name: index for index, name in enumerate(classes)}
+    indices = [index_of[name] for name in other.classes]
+    return tuple(replace(item, label=_map_label(item.label, indices)) for item in items)
 
 
-def _renumber(label: int | tuple[int, ...], names: tuple[str, ...], numbers: dict[str, int]) -> int | tuple[int, ...]:
-    if isinstance(label, int):
-        return numbers[names[label]]
-    return tuple(numbers[names[part]] for part in label)
+def _map_label(label: int | tuple[int, ...], indices: Sequence[int]) -> int | tuple[int, ...]:
+    return indices[label] if isinstance(label, int) else tuple(indices[index] for index in label)
+
+
+# ---- datasets without a split ----
+
+
+def split_off(
+    items: Iterable[Item],
+    fraction: float = TEST_FRACTION,
+    salt: str = "held out",
+    leaders: Mapping[str, str] | None = None,
+) -> tuple[list[Item], list[Item]]:
+    """Split items by a hash of their names: return (rest, part), with about `fraction` of each class in the part.
+
+    New images do not move others to the other side, and equal images stay on one side. A class of two or more images
+    has at least one on each side (a multi-label image may be needed elsewhere for another of its labels). `leaders` is
+    the result of `find_equal`, if it is available.
+    """
+    items = list(items)
+    position = {item.key: _hash_position(item.key, salt) for item in items}
+    leaders = find_equal(items) if leaders is None else leaders
+    equal: dict[str, list[str]] = {}
+    groups_of: dict[int, set[str]] = {}
+    for item in items:
+        equal.setdefault(leaders[item.key], []).append(item.key)
+        for label in item.label if isinstance(item.label, tuple) else (item.label,):
+            groups_of.setdefault(label, set()).add(leaders[item.key])
+    chosen = {item.key for item in items if position[leaders[item.key]] < fraction}
+    for members in groups_of.values():
+        groups = sorted(members, key=lambda key: position[key])
+        inside = [key for key in groups if key in chosen]
+        if len(groups) > 1 and not inside:
+            chosen.update(equal[groups[0]])
+        elif inside and len(inside) == len(groups):  # the only image of a class is for training
+            chosen.difference_update(equal[groups[-1]])
+    return [item for item in items if item.key not in chosen], [item for item in items if item.key in chosen]
+
+
+def _hash_position(key: str, salt: str) -> float:
+    """Return a number from 0 to 1 that depends on the name only."""
+    digest = hashlib.sha256(f"{salt}\n{key}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def find_equal(items: Sequence[Item]) -> dict[str, str]:
+    """Map each key to the first item with the same bytes. Only items that share size and last bytes are read."""
+    by_size: dict[int | None, list[Item]] = {}
+    for item in items:
+        by_size.setdefault(_size(item), []).append(item)
+    leaders = {item.key: item.key for item in items}
+    for size, same_size in by_size.items():
+        if size is None or len(same_size) == 1:
+            continue
+        by_tail: dict[bytes, list[Item]] = {}
+        for item in same_size:
+            by_tail.setdefault(_read_tail(item, size), []).append(item)
+        for candidates in by_tail.values():
+            if len(candidates) > 1:
+                leaders |= _find_leaders(candidates)
+    return leaders
+
+
+def _find_leaders(items: Iterable[Item]) -> dict[str, str]:
+    first: dict[bytes, str] = {}
+    leaders = {}
+    for item in items:
+        with suppress(BadImageError):  # reported when the image is loaded
+            content = item.source.read()
+            digest = hashlib.sha256(content if isinstance(content, bytes) else content.tobytes()).digest()
+            leaders[item.key] = first.setdefault(digest, item.key)
+    return leaders
+
+
+def _read_tail(item: Item, size: int) -> bytes:
+    """Return the last bytes of a large file, or b"" for a small one, which is compared as a whole."""
+    source = item.source
+    if size <= 2 * _TAIL_BYTES or not isinstance(source, FileSource | TarSource):
+        return b""
+    start = source.offset if isinstance(source, TarSource) else 0
+    try:
+        with open(source.path, "rb") as stream:
+            stream.seek(start + size - _TAIL_BYTES)
+            return stream.read(_TAIL_BYTES)
+    except (OSError, ValueError, OverflowError):
+        return b""
+
+
+def _size(item: Item) -> int | None:
+    source = item.source
+    if isinstance(source, FileSource):
+        try:
+            return os.stat(source.path).st_size
+        except (OSError, ValueError):  # ValueError: a zero byte in the name
+            return None
+    return source.size if isinstance(source, TarSource) else None

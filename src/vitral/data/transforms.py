@@ -1,7 +1,7 @@
-"""Preprocess applied: from a picture to the uint8 tensor that the network sees, and from there to normalised numbers.
+"""Apply a `Preprocess`: from an image to a uint8 tensor of the model's input size, and then to normalized floats.
 
-Training, evaluation and prediction all come through here. Resizing is torch's uint8 kernel, which equals
-Pillow's within a rounding; large JPEGs are decoded at a fraction of their size when that is still large enough.
+Training, evaluation and prediction share this module. Images are resized by torch's uint8 kernel, which equals
+Pillow's within rounding. Large JPEGs are decoded at a fraction of their size if that is still large enough.
 """
 
 from functools import lru_cache
@@ -12,31 +12,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitral.data.decode import LIMITS, Header, Limits, Pixels, decode, read_header
+from vitral.data.decode import decode
+from vitral.data.headers import LIMITS, Header, Limits, Pixels, read_header
 from vitral.preprocess import Interpolation, Preprocess
 
 Size = tuple[int, int]
 Box = tuple[int, int, int, int]
-"""(top, left, height, width) in pixels of the upright picture."""
+"""(top, left, height, width) in pixels of the upright image."""
 
 
-def prepare(
+def preprocess_image(
     content: bytes | Pixels, preprocess: Preprocess, *, patch: Size = (1, 1), limits: Limits = LIMITS
 ) -> Tensor:
-    """A file's bytes, or pixels (H, W, C), as uint8 (C, height, width) by the policy of the preprocessing.
+    """Return an image (the bytes of a file, or pixels (H, W, C)) as uint8 (C, height, width), resized and cropped.
 
-    ``patch`` is what native sizes are rounded to (step_hw of a network's config)."""
+    Native sizes are rounded to multiples of `patch` (`ViTConfig.step_hw`). Raises BadImageError.
+    """
     if isinstance(content, bytes):
         header = read_header(content, limits)
-        size = resized(preprocess, (header.height, header.width), patch)
+        size = resized_size(preprocess, (header.height, header.width), patch)
         shrink = shrink_for((header.height, header.width), size, preprocess)
         pixels = _decode(content, header, preprocess, shrink, limits)
         original = header.height, header.width
     else:
         pixels, original = content, (content.shape[0], content.shape[1])
-        size = resized(preprocess, original, patch)
+        size = resized_size(preprocess, original, patch)
     image = resize(as_tensor(pixels), size, preprocess.interpolation, preprocess.antialias)
-    return fit(image, preprocess)
+    return crop_or_pad(image, preprocess)
 
 
 def _decode(content: bytes, header: Header, preprocess: Preprocess, shrink: int, limits: Limits) -> Pixels:
@@ -50,8 +52,8 @@ def _decode(content: bytes, header: Header, preprocess: Preprocess, shrink: int,
     )
 
 
-def resized(preprocess: Preprocess, original: Size, patch: Size) -> Size:
-    """The (height, width) that the whole picture is resized to, before anything is cut off or added."""
+def resized_size(preprocess: Preprocess, original: Size, patch: Size) -> Size:
+    """Return the (height, width) that the whole image is resized to, before it is cropped or padded."""
     (height, width), (to_height, to_width) = original, preprocess.size
     if preprocess.resize == "squash":
         return preprocess.size
@@ -63,16 +65,16 @@ def resized(preprocess: Preprocess, original: Size, patch: Size) -> Size:
         scale = min(to_height / height, to_width / width)
         return max(1, min(to_height, round(height * scale))), max(1, min(to_width, round(width * scale)))
     target = floor(to_height / preprocess.crop_fraction), floor(to_width / preprocess.crop_fraction)
-    if target[0] * width >= target[1] * height:  # as wide as needed once the height fits
+    if target[0] * width >= target[1] * height:  # wide enough once the height fits
         return target[0], max(target[1], int(target[0] * width / height))
     return max(target[0], int(target[1] * height / width)), target[1]
 
 
-def fit(image: Tensor, preprocess: Preprocess) -> Tensor:
-    """Cuts the centre out, or adds the border."""
+def crop_or_pad(image: Tensor, preprocess: Preprocess) -> Tensor:
+    """Crop the center of a resized image, or add a border, as the preprocessing requires."""
     height, width = preprocess.size
     if preprocess.resize == "crop":
-        top, left = (round((have - want) / 2) for have, want in zip(image.shape[1:], (height, width), strict=True))
+        top, left = (round((side - target) / 2) for side, target in zip(image.shape[1:], (height, width), strict=True))
         return image[:, top : top + height, left : left + width]
     if preprocess.resize == "pad":
         down, across = height - image.shape[1], width - image.shape[2]
@@ -82,7 +84,7 @@ def fit(image: Tensor, preprocess: Preprocess) -> Tensor:
 
 
 def crop_and_resize(content: bytes | Pixels, box: Box, preprocess: Preprocess, limits: Limits = LIMITS) -> Tensor:
-    """A part of a picture, resized to the size of the preprocessing; the whole file is decoded as small as it may."""
+    """Return the part of an image inside the box, resized to `preprocess.size`."""
     top, left, height, width = box
     if isinstance(content, bytes):
         header = read_header(content, limits)
@@ -93,24 +95,26 @@ def crop_and_resize(content: bytes | Pixels, box: Box, preprocess: Preprocess, l
         top, left, height, width = (side // shrink for side in box)
     else:
         pixels = content
-    part = as_tensor(pixels)[:, top : top + height, left : left + width]
-    return resize(part, preprocess.size, preprocess.interpolation, preprocess.antialias)
+    crop = as_tensor(pixels)[:, top : top + height, left : left + width]
+    return resize(crop, preprocess.size, preprocess.interpolation, preprocess.antialias)
 
 
-def shrink_for(size: Size, to: Size, preprocess: Preprocess) -> int:
-    """By how much a JPEG may be shrunk while decoding, so that it still has to be shrunk afterwards: 1, 2, 4 or 8. Who
-    asks for single pixels, not for means of them, gets those of the file."""
+def shrink_for(size: Size, target: Size, preprocess: Preprocess) -> int:
+    """Return the factor by which a JPEG may be shrunk while decoding and still be at least `target`: 1, 2, 4 or 8.
+
+    Without antialiasing it is 1, because resizing then picks single pixels of the file.
+    """
     if not preprocess.antialias or preprocess.interpolation == "nearest":
         return 1
     for shrink in (8, 4, 2):
-        if size[0] >= shrink * to[0] and size[1] >= shrink * to[1]:
+        if size[0] >= shrink * target[0] and size[1] >= shrink * target[1]:
             return shrink
     return 1
 
 
 def as_tensor(pixels: Pixels) -> Tensor:
-    """(H, W, C) -> (C, H, W), without a copy."""
-    if any(step < 0 for step in pixels.strides):  # somebody mirrored it
+    """Return (H, W, C) pixels as a (C, H, W) tensor, without a copy if possible."""
+    if any(step < 0 for step in pixels.strides):  # a mirrored view
         pixels = np.ascontiguousarray(pixels)
     if not pixels.flags.writeable:
         pixels = pixels.copy() if pixels.base is None else np.array(pixels)
@@ -118,7 +122,7 @@ def as_tensor(pixels: Pixels) -> Tensor:
 
 
 def resize(image: Tensor, size: Size, interpolation: Interpolation, antialias: bool) -> Tensor:
-    """uint8 (C, H, W) to another size; its memory stays in the order of pixels, which is the fast one."""
+    """Resize a uint8 (C, H, W) image. Its memory stays in channels-last order, which is fast."""
     if tuple(image.shape[1:]) == size:
         return image
     if interpolation == "nearest":
@@ -127,13 +131,14 @@ def resize(image: Tensor, size: Size, interpolation: Interpolation, antialias: b
 
 
 def normalize(images: Tensor, preprocess: Preprocess) -> Tensor:
-    """uint8 (..., C, H, W) to the numbers that the network was trained on."""
+    """Return uint8 (..., C, H, W) images as floats: scaled to 0..1, minus `mean`, divided by `std`."""
     scale, shift = scale_and_shift(preprocess.mean, preprocess.std, images.device)
     return images.to(torch.float32).mul_(scale).add_(shift)
 
 
 @lru_cache(maxsize=32)
 def scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    with torch.inference_mode(False):  # kept, so they must serve training too
-        means, deviations = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (mean, std))
-        return (1 / (255 * deviations)).float().to(device), (-means / deviations).float().to(device)
+    """Return (scale, shift) tensors (C, 1, 1) such that uint8 * scale + shift is normalized."""
+    with torch.inference_mode(False):  # cached, so they must be usable in training, too
+        means, stds = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (mean, std))
+        return (1 / (255 * stds)).float().to(device), (-means / stds).float().to(device)

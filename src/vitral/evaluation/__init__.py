@@ -1,1 +1,1 @@
-"""Numbers that can be trusted: metrics, and running a model over a split."""
+"""Evaluate models: metrics, calibration, few-shot regression, nearest neighbors."""

@@ -1,18 +1,18 @@
-"""Features on the disk: computed once for a model and its pictures, and found again by what they depend on.
+"""Keep computed features on disk, keyed by everything they depend on.
 
-The key is a SHA-256 over the numbers of the network, its config, the preprocessing, the precision, the versions of what
-computes them, and every picture: its place, and the size and time of the file that it is in.
+The key is a SHA-256 over the weights, the config, the preprocessing, the precision, the library versions, and every
+image: its source, and the size and modification time of its file.
 """
 
 import hashlib
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import PIL
@@ -21,121 +21,115 @@ import torch
 from vitral import __version__
 from vitral.data.dataset import Item
 from vitral.data.decode import fast_jpeg
-from vitral.inference.loaded_model import LoadedModel
+from vitral.errors import VitralError
+from vitral.files import atomic_path, cache_folder
 from vitral.inference.pipeline import ModelOutputs
 
-LARGEST = 2 * 2**30
-"""Bytes that are kept; the oldest go first."""
+if TYPE_CHECKING:
+    from vitral.inference.loaded_model import LoadedModel
+
+MAX_BYTES = 2 * 2**30
+"""Largest size of the cache; the least recently used files go first."""
+MAX_TEMPORARY_SECONDS = 24 * 3600
+"""Temporary files older than this were left behind by a killed process."""
 
 
-def cache_folder() -> Path:
-    if told := os.environ.get("VITRAL_CACHE"):
-        return Path(told) / "features"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home()) / "vitral" / "features"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "vitral" / "features"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitral" / "features"
+def features_folder() -> Path:
+    """Return the folder of the cached features. Raise RuntimeError for a user without a home folder."""
+    return cache_folder() / "features"
 
 
-def digest_of(ready: LoadedModel) -> "hashlib._Hash":
-    """Of all but the pictures."""
+def model_digest(model: "LoadedModel") -> "hashlib._Hash":
+    """Return a digest of everything that features depend on except the images."""
     digest = hashlib.sha256()
-    for name, tensor in ready.model.state_dict().items():
+    for name, tensor in model.model.state_dict().items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    told = [asdict(ready.model.config), ready.preprocess.as_dict(), ready.precision, ready.device.type]
-    told += [__version__, torch.__version__, PIL.__version__, getattr(fast_jpeg(), "__version__", "")]
-    digest.update(json.dumps(told, sort_keys=True, default=str).encode())
+    facts = [asdict(model.model.config), model.preprocess.as_dict(), model.precision, model.device.type]
+    facts += [__version__, torch.__version__, PIL.__version__, getattr(fast_jpeg(), "__version__", "")]
+    digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
     return digest
 
 
-def key_of(model: "hashlib._Hash", items: Sequence[Item]) -> str:
+def cache_key(model: "hashlib._Hash", items: Sequence[Item]) -> str:
+    """Return the key of these images for the model with this digest."""
     digest = model.copy()
-    files: dict[str, str] = {}
+    stamps: dict[str, str] = {}
     for item in items:
         path = getattr(item.source, "path", None)
-        if path is not None and path not in files:
-            files[path] = _state_of(path)
-        line = f"{item.key}\t{item.label}\t{item.source!r}\t{files.get(path or '', '')}\n"
+        if path is not None and path not in stamps:
+            stamps[path] = _file_stamp(path)
+        line = f"{item.key}\t{item.label}\t{item.source!r}\t{stamps.get(path or '', '')}\n"
         digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
-def _state_of(path: str) -> str:
+def _file_stamp(path: str) -> str:
     try:
-        found = os.stat(path)
-        return f"{found.st_size} {found.st_mtime_ns}"
+        stat = os.stat(path)
+        return f"{stat.st_size} {stat.st_mtime_ns}"
     except (OSError, ValueError):
         return "missing"
 
 
-def has(key: str) -> bool:
-    with suppress(RuntimeError):  # somebody without a home
-        return (cache_folder() / f"{key}.npz").is_file()
+def is_cached(key: str) -> bool:
+    """Return whether the cache has features under this key."""
+    with suppress(RuntimeError):
+        return (features_folder() / f"{key}.npz").is_file()
     return False
 
 
-def read(key: str, items: Sequence[Item]) -> ModelOutputs | None:
-    """What was kept; None where there is nothing, or it is damaged."""
+def read_features(key: str, items: Sequence[Item]) -> ModelOutputs | None:
+    """Return the cached features of these images, or None if there are none or the file is damaged."""
     try:
-        path = cache_folder() / f"{key}.npz"
+        path = features_folder() / f"{key}.npz"
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-            rows, labels, order = (torch.from_numpy(arrays[name]) for name in ("rows", "labels", "order"))
-            unreadable = tuple((str(name), str(why)) for name, why in arrays["unreadable"].reshape(-1, 2))
+            rows, labels, indices = (torch.from_numpy(arrays[name]) for name in ("rows", "labels", "order"))
+            unreadable = tuple((str(name), str(reason)) for name, reason in arrays["unreadable"].reshape(-1, 2))
         os.utime(path)
-    except Exception:  # a cache is never the reason to stop, whatever was done to its files
+    except Exception:  # a damaged cache must never stop an evaluation
         return None
-    found = ModelOutputs(items=items, rows=rows, labels=labels, order=order, unreadable=unreadable)
-    return found if _fits(found) else None
+    features = ModelOutputs(items=items, outputs=rows, labels=labels, indices=indices, unreadable=unreadable)
+    return features if _is_consistent(features) else None
 
 
-def _fits(found: ModelOutputs) -> bool:
-    """Whether these can be the features of the pictures: somebody may have written into the file."""
-    pictures = len(found.items)
-    is_in_order = found.order.ndim == 1 and ((found.order >= 0) & (found.order < pictures)).all()
+def _is_consistent(features: ModelOutputs) -> bool:
+    """Return whether these can be the features of the images; somebody may have edited the file."""
+    images, indices = len(features.items), features.indices
     return bool(
-        is_in_order
-        and found.rows.ndim == 2
-        and len(found.rows) == len(found.labels) == len(found.order)
-        and len(found.order) + len(found.unreadable) == pictures
-        and found.rows.isfinite().all()
+        indices.ndim == 1
+        and ((indices >= 0) & (indices < images)).all()
+        and features.outputs.ndim == 2
+        and len(features.outputs) == len(features.labels) == len(indices)
+        and len(indices) + len(features.unreadable) == images
+        and features.outputs.isfinite().all()
     )
 
 
-def keep(key: str, found: ModelOutputs) -> None:
-    """Where they have room: larger ones are computed again."""
-    if found.rows.nbytes > LARGEST:
+def keep_features(key: str, features: ModelOutputs) -> None:
+    """Write features to the cache. Do nothing if they are too large or the disk refuses them."""
+    if features.outputs.nbytes > MAX_BYTES:
         return
-    try:
-        folder = cache_folder()
-    except RuntimeError:  # somebody without a home
-        return
-    path, aside = folder / f"{key}.npz", folder / f"{key}.{os.getpid()}.part"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as stream:
+    with suppress(RuntimeError, OSError, VitralError):
+        folder = features_folder()
+        with atomic_path(folder / f"{key}.npz") as temporary, temporary.open("wb") as stream:
             np.savez(
                 stream,
-                rows=found.rows.numpy(),
-                labels=found.labels.numpy(),
-                order=found.order.numpy(),
-                unreadable=np.array(found.unreadable, dtype=np.str_).reshape(-1, 2),
+                rows=features.outputs.numpy(),
+                labels=features.labels.numpy(),
+                order=features.indices.numpy(),
+                unreadable=np.array(features.unreadable, dtype=np.str_).reshape(-1, 2),
             )
-        aside.replace(path)
         _prune(folder)
-    except OSError:  # no room, or no right to write: then they are computed again
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
 
 
 def _prune(folder: Path) -> None:
-    """The oldest go, and what was left by a process that was killed."""
-    states = {path: path.stat() for path in (*folder.glob("*.npz"), *folder.glob("*.part"))}
+    """Delete the least recently used files beyond the size limit, and old temporary files."""
+    stats = {path: path.stat() for pattern in ("*.npz", ".*.tmp", "*.part") for path in folder.glob(pattern)}
     total = 0
-    for path in sorted(states, key=lambda path: states[path].st_mtime, reverse=True):
-        is_left = path.suffix == ".part" and time.time() - states[path].st_mtime > 24 * 3600
-        total += states[path].st_size
-        if is_left or total > LARGEST:
+    for path in sorted(stats, key=lambda path: stats[path].st_mtime, reverse=True):
+        is_stale = path.suffix != ".npz" and time.time() - stats[path].st_mtime > MAX_TEMPORARY_SECONDS
+        total += stats[path].st_size
+        if is_stale or total > MAX_BYTES:
             path.unlink(missing_ok=True)
-            total -= states[path].st_size
+            total -= stats[path].st_size

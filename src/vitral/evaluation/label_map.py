@@ -1,5 +1,5 @@
-"""Which logit is the truth: between the classes of a dataset and the labels of a model, with a map where their names
-differ, and several truths a picture where somebody has labelled them anew (ReaL)."""
+"""Match the classes of a dataset with the labels of a model: by name, by a label map, or with several true labels per
+image (ReaL)."""
 
 import csv
 import json
@@ -8,143 +8,155 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from vitral.data.dataset import Item
 from vitral.errors import DataError
 
 
 def read_label_map(path: Path) -> list[tuple[str, str | int]]:
-    """(class, label or number of the logit): a JSON object or list, or lines of "class label" (.csv: "class,label", in
-    quotation marks where a name has a comma). With one word a line the number of the line counts."""
-    text = _read(path)
+    """Read (class, label or logit index) pairs.
+
+    The file is a JSON object or list, or lines of "class label" (.csv: "class,label", quoted if a name has a comma).
+    A line with one word maps that class to the number of the line.
+    """
+    text = _read_text(path)
     if path.suffix.lower() == ".json":
-        told = _parse(text, path)
-        if isinstance(told, list):
-            return [(str(name), number) for number, name in enumerate(told)]
-        if not isinstance(told, dict) or not all(type(value) in (str, int) for value in told.values()):
-            raise DataError(f"{path} must be a JSON object from class to label, or a list of classes.")
-        return list(told.items())
-    between = {".csv": ",", ".tsv": "\t"}.get(path.suffix.lower())
+        content = _parse_json(text, path)
+        if isinstance(content, list):
+            return [(str(name), index) for index, name in enumerate(content)]
+        if not isinstance(content, dict) or not all(type(value) in (str, int) for value in content.values()):
+            raise DataError(f"{path} is not a label map; expected a JSON object of class: label, or a list of classes.")
+        return list(content.items())
+    delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix.lower())
     rows: list[tuple[str, str | int]] = []
     lines = list(filter(str.strip, text.splitlines()))
     try:
-        split = csv.reader(lines, delimiter=between) if between else (line.split(maxsplit=1) for line in lines)
-        for name, *label in split:
-            rows.append((name.strip(), (between or " ").join(label).strip() if label else len(rows)))
+        fields = csv.reader(lines, delimiter=delimiter) if delimiter else (line.split(maxsplit=1) for line in lines)
+        for name, *label in fields:
+            rows.append((name.strip(), (delimiter or " ").join(label).strip() if label else len(rows)))
     except csv.Error as error:
-        raise DataError(f"{path} is no table: {error}.") from error
+        raise DataError(f"{path} is not a valid table: {error}.") from error
     return rows
 
 
-def renumber(
-    items: Sequence[Item],
-    classes: Sequence[str],
-    labels: tuple[str, ...],
-    *,
-    has_names: bool,
-    label_map: Path | None = None,
-) -> tuple[Item, ...]:
-    """The items, with the numbers of the model's logits for labels."""
-    places = _places(labels)
+def match_classes(
+    classes: Sequence[str], labels: tuple[str, ...], *, has_names: bool, label_map: Path | None = None
+) -> list[int]:
+    """Return the logit index of each class.
+
+    Classes are matched by the label map, by name, or by position if either side has numbers for names. Raise DataError
+    if none applies.
+    """
+    positions = unique_positions(labels)
     if label_map is not None:
-        numbers = _by_map(classes, labels, label_map)
-    elif list(classes) == list(labels):
-        return tuple(items)
-    elif has_names and all(map(places.__contains__, classes)):
-        numbers = [places[name] for name in classes]
-    elif len(classes) == len(labels) and (not has_names or are_numbers(classes)):
-        numbers = list(range(len(classes)))
-    else:
-        raise DataError(
-            f"The data have {len(classes)} classes, and {_misfit(classes, labels, has_names=has_names)}.",
-            hint="Give --label-map: a file with lines of the data's class and the model's label.",
-        )
-    return tuple(replace(item, label=_renumbered(item.label, numbers)) for item in items)
+        return _apply_map(classes, labels, label_map)
+    if list(classes) == list(labels):
+        return list(range(len(classes)))
+    if has_names and all(map(positions.__contains__, classes)):
+        return [positions[name] for name in classes]
+    if len(classes) == len(labels) and (not has_names or are_numbers(classes)):
+        return list(range(len(classes)))
+    raise DataError(
+        f"The dataset's {len(classes)} classes do not match the model: "
+        f"{_mismatch(classes, labels, has_names=has_names)}.",
+        hint="Pass --label-map FILE with lines of a dataset class and a model label.",
+    )
 
 
-def _places(labels: Sequence[str]) -> dict[str, int]:
-    """Of the labels that no other is called as."""
-    times = Counter(labels)
-    return {name: number for number, name in enumerate(labels) if times[name] == 1}
+def relabel(items: Sequence[Item], indices: Sequence[int]) -> tuple[Item, ...]:
+    """Return the items labeled with logit indices instead of classes."""
+    return tuple(replace(item, label=_to_index(item.label, indices)) for item in items)
 
 
-def _misfit(classes: Sequence[str], labels: tuple[str, ...], *, has_names: bool) -> str:
-    """Why names do not lead from the classes to the labels."""
-    if not has_names:
-        return f"the model has {len(labels)} classes without names"
-    name = next(name for name in classes if labels.count(name) != 1)
-    times = labels.count(name)
-    return f"{times} of the model's labels are called {name!r}" if times else f"the model knows no {name!r}"
+def unique_positions(labels: Sequence[str]) -> dict[str, int]:
+    """Return the logit index of each label name that occurs once."""
+    counts = Counter(labels)
+    return {name: index for index, name in enumerate(labels) if counts[name] == 1}
 
 
 def are_numbers(classes: Sequence[str]) -> bool:
+    """Return whether the class names are "0", "1", "2", ... in order."""
     return list(classes) == [str(number) for number in range(len(classes))]
 
 
-def _by_map(classes: Sequence[str], labels: tuple[str, ...], path: Path) -> list[int]:
+def _mismatch(classes: Sequence[str], labels: tuple[str, ...], *, has_names: bool) -> str:
+    """Describe why the classes cannot be matched by name."""
+    if not has_names:
+        return f"it has {len(labels)} classes without names"
+    name = next(name for name in classes if labels.count(name) != 1)
+    count = labels.count(name)
+    return f"{count} of its labels are named {name!r}" if count else f"it has no label {name!r}"
+
+
+def _apply_map(classes: Sequence[str], labels: tuple[str, ...], path: Path) -> list[int]:
+    """Return the logit index of each class by a label map file."""
     rows = read_label_map(path)
-    places = _places(labels)
-    numbers = [_number_of(label, places, len(labels)) for _, label in rows]
+    positions = unique_positions(labels)
+    indices = [_index_of(label, positions, len(labels)) for _, label in rows]
     are_synsets = all(re.fullmatch("n[0-9]+", name) for name, _ in rows)
-    if are_synsets and len(rows) == len(labels) and all(number is None for number in numbers):
-        numbers = list(range(len(rows)))  # ImageNet's list of synsets and their descriptions, in the model's order
-    found: dict[str, int] = {}
-    for (name, label), number in zip(rows, numbers, strict=True):
-        if number is None:
-            known = ", ".join(labels[:5]) + (", ..." if len(labels) > 5 else "")
-            raise DataError(f"{path}: {label!r} is none of the model's {len(labels)} labels ({known}).")
-        if found.setdefault(name, number) != number:
-            raise DataError(
-                f"{path}: the class {name!r} is {labels[found[name]]!r} in one line and {label!r} in another."
-            )
-    if missing := [name for name in classes if name not in found]:
+    if are_synsets and len(rows) == len(labels) and all(index is None for index in indices):
+        indices = list(range(len(rows)))  # ImageNet's synset list with descriptions, in the model's order
+    mapped: dict[str, int] = {}
+    for (name, label), index in zip(rows, indices, strict=True):
+        if index is None:
+            examples = ", ".join(labels[:5]) + (", ..." if len(labels) > 5 else "")
+            raise DataError(f"{path}: {label!r} is not one of the model's {len(labels)} labels ({examples}).")
+        if mapped.setdefault(name, index) != index:
+            raise DataError(f"{path} maps the class {name!r} to both {labels[mapped[name]]!r} and {label!r}.")
+    if missing := [name for name in classes if name not in mapped]:
         raise DataError(f"{path} has no line for the class {missing[0]!r}.")
-    return [found[name] for name in classes]
+    return [mapped[name] for name in classes]
 
 
-def _number_of(label: str | int, places: dict[str, int], most: int) -> int | None:
-    """Of a label that is a name, or the number itself."""
-    if isinstance(label, str) and label in places:
-        return places[label]
-    number = int(label) if isinstance(label, int) or re.fullmatch(r"[0-9]{1,9}", label) else -1
-    return number if 0 <= number < most else None
+def _index_of(label: str | int, positions: dict[str, int], classes: int) -> int | None:
+    """Return the logit index of a label name or number, or None if the model has no such label."""
+    if isinstance(label, str) and label in positions:
+        return positions[label]
+    index = int(label) if isinstance(label, int) or re.fullmatch(r"[0-9]{1,9}", label) else -1
+    return index if 0 <= index < classes else None
 
 
-def _renumbered(label: int | tuple[int, ...], numbers: Sequence[int]) -> int | tuple[int, ...]:
-    return numbers[label] if isinstance(label, int) else tuple(sorted(numbers[part] for part in label))
+def _to_index(label: int | tuple[int, ...], indices: Sequence[int]) -> int | tuple[int, ...]:
+    return indices[label] if isinstance(label, int) else tuple(sorted(indices[number] for number in label))
 
 
 def read_real(path: Path, keys: Sequence[str], classes: int) -> list[tuple[int, ...]]:
-    """The true labels of each picture: a JSON object from file name to labels, or ReaL's list, whose k-th entry is for
-    the file whose name ends in the number k + 1 (ILSVRC2012_val_00000001.JPEG)."""
-    told = _parse(_read(path), path)
-    truths = []
+    """Read the true labels of each image.
+
+    The file is a JSON object from file name to labels, or ReaL's list, whose entry k is for the file name ending in the
+    number k + 1 (ILSVRC2012_val_00000001.JPEG).
+    """
+    content = _parse_json(_read_text(path), path)
+    true_labels: list[tuple[int, ...]] = []
     for key in keys:
-        name = key.rpartition("/")[2]
-        if isinstance(told, dict):
-            found = told.get(key, told.get(name, told.get(name.partition(".")[0])))
-        else:
-            number = re.search(r"(\d+)$", name.partition(".")[0])
-            place = int(number[1]) - 1 if number else -1
-            found = told[place] if isinstance(told, list) and 0 <= place < len(told) else None
-        if not isinstance(found, list) or not all(type(one) is int and 0 <= one < classes for one in found):
+        labels = _real_labels(content, key.rpartition("/")[2], key)
+        if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < classes for label in labels):
             raise DataError(f"{path} has no labels from 0 to {classes - 1} for {key}.")
-        truths.append(tuple(found))
-    if not any(truths):
-        raise DataError(f"{path} has no label for any of the {len(keys)} pictures, so nothing can be right.")
-    return truths
+        true_labels.append(tuple(labels))
+    if not any(true_labels):
+        raise DataError(f"{path} has no label for any of the {len(keys)} images.")
+    return true_labels
 
 
-def _read(path: Path) -> str:
+def _real_labels(content: object, name: str, key: str) -> object:
+    """Return the entry of one image in the content of a ReaL file, or None."""
+    stem = name.partition(".")[0]
+    if isinstance(content, dict):
+        return content.get(key, content.get(name, content.get(stem)))
+    number = re.search(r"(?<!\d)(\d{1,18})$", stem)
+    index = int(number[1]) - 1 if number else -1
+    return content[index] if isinstance(content, list) and 0 <= index < len(content) else None
+
+
+def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")  # Excel begins its files with a mark
+        return path.read_text(encoding="utf-8-sig")  # Excel starts its files with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from error
+        raise DataError(f"Cannot read {path}: {error}.") from error
 
 
-def _parse(text: str, path: Path) -> Any:
+def _parse_json(text: str, path: Path) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is no valid JSON: {error}.") from error
+        raise DataError(f"{path} is not valid JSON: {error}.") from error

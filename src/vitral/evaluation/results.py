@@ -1,4 +1,4 @@
-"""What is known about a model's answers on a set of pictures: numbers, mistakes, and how far to trust them."""
+"""Summarize a model's outputs on a split as an Evaluation: scores, mistakes and calibration."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitral.evaluation.calibration import Calibration, calibrate, calibrate_scaled
 from vitral.evaluation.metrics import (
-    Bin,
     ClassScores,
     Scores,
-    calibration,
     confusion,
-    fit_temperature,
     mean_average_precision,
     per_class,
     per_label,
@@ -24,72 +22,71 @@ from vitral.evaluation.metrics import (
 )
 from vitral.inference.pipeline import ModelOutputs
 
-MOST_MISTAKES, LARGEST_MATRIX, MOST_PAIRS = 12, 100, 10
+MAX_MISTAKES, MAX_CONFUSION_CLASSES, MAX_CONFUSED_PAIRS = 12, 100, 10
+SCORE_NAMES = ("top1", "top5", "images", "loss")
+"""Keys that `Evaluation.as_dict` always has; None for frozen features, which have no classifier."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mistake:
-    """A wrong answer that the model was sure of."""
+    """A wrong prediction with a high probability."""
 
     key: str
-    truth: str
-    answer: str
+    label: str
+    prediction: str
     probability: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Calibration:
-    error: float
-    """Expected calibration error: 0.05 means that confidence is 5 points off, on average."""
-    bins: list[Bin]
-    temperature: float | None = None
-    """What logits were divided by; fitted on the other half of the pictures, each half for the other."""
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False, slots=True)
 class Evaluation:
+    """The result of `vitral.evaluate`."""
+
     scores: Scores
+    """Scores of the classifier; NaN except `images` if frozen features were evaluated instead."""
     interval: tuple[float, float]
-    """95 % interval of top1 (Wilson)."""
+    """95% confidence interval of top1 (Wilson); NaN if frozen features were evaluated instead."""
     classes: tuple[str, ...]
     per_class: list[ClassScores]
     confusion: list[list[int]] | None = None
-    """A row for each true class; None for multi-label data and for over 100 classes."""
+    """Counts with a row per true class; None for multi-label data and for more than 100 classes."""
     confused: tuple[tuple[str, str, int], ...] = ()
-    """The commonest (truth, answer, times)."""
+    """The most frequent mistakes: (label, prediction, count)."""
     calibration: Calibration | None = None
     scaled: Calibration | None = None
-    """The same after temperature scaling, where that was asked for."""
+    """The calibration after temperature scaling, if requested."""
     mean_average_precision: float | None = None
     mistakes: tuple[Mistake, ...] = ()
+    """The wrong predictions with the highest probabilities."""
     unreadable: tuple[tuple[str, str], ...] = ()
-    """Pictures that do not count, and why."""
+    """Images that are excluded from all scores, each with the reason."""
     images_per_second: float | None = None
     few_shot: dict[str, Any] | None = None
+    """Few-shot regression on frozen features: shots, top1, spread, seeds; `each` with several numbers of shots."""
     knn: dict[str, Any] | None = None
+    """Nearest neighbors on frozen features: k, top1, top1_low, top1_high."""
     real: dict[str, float] | None = None
-    """With several true labels a picture (ReaL): top1, and the images that have any."""
+    """Accuracy with ReaL labels: top1, and the number of images that have any."""
     against: dict[str, Any] | None = None
-    """The difference to another model."""
+    """The comparison with a second model."""
     split: str = ""
-    """Which pictures these are."""
+    """The origin of the test images."""
     notes: tuple[str, ...] = ()
-    """What may surprise."""
+    """Facts about the evaluation that may surprise."""
 
     def __repr__(self) -> str:
+        images = f"{self.scores.images:,} images"
+        if features := self.knn or self.few_shot:
+            return f"<Evaluation: accuracy {features['top1']:.2%} on frozen features ({images})>"
         low, high = self.interval
-        seen = (
-            f"{self.scores.top1:.2%} right of {self.scores.images:,} pictures (95 % interval {low:.2%} to {high:.2%})"
-        )
-        return f"<Evaluation: {seen}>"
+        return f"<Evaluation: accuracy {self.scores.top1:.2%} ({images}, 95% CI {low:.2%} to {high:.2%})>"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, for JSON; the contract's names are at the top."""
+        """Return plain values for JSON. Entries without a value are left out, except the main scores."""
         rows = [
-            {"class": name, **without_nan(asdict(found))}
-            for name, found in zip(self.classes, self.per_class, strict=True)
+            {"class": name, **without_nan(asdict(scores))}
+            for name, scores in zip(self.classes, self.per_class, strict=True)
         ]
-        told = {
+        values = {
             **self.scores.as_dict(),
             "top1_low": self.interval[0],
             "top1_high": self.interval[1],
@@ -109,94 +106,73 @@ class Evaluation:
             "split": self.split,
             "notes": list(self.notes) or None,
         }
-        return {name: value for name, value in without_nan(told).items() if value is not None}
+        return {name: value for name, value in without_nan(values).items() if value is not None or name in SCORE_NAMES}
 
 
-def summarize(answers: ModelOutputs, classes: Sequence[str], *, temperature: bool = False) -> Evaluation:
-    """From the logits of every picture, its label and its name."""
-    logits, labels = answers.rows, answers.labels
+def summarize(outputs: ModelOutputs, classes: Sequence[str], *, temperature: bool = False) -> Evaluation:
+    """Return the evaluation of a classifier from its logits; ``temperature`` adds the calibration after scaling."""
+    logits, labels = outputs.outputs, outputs.labels
     scores = score(logits, labels)
-    found = Evaluation(
+    evaluation = Evaluation(
         scores=scores,
         interval=wilson(scores.top1 * scores.images, scores.images),
         classes=tuple(classes),
         per_class=[],
-        unreadable=answers.unreadable,
+        unreadable=outputs.unreadable,
     )
     if labels.ndim == 2:
         rows = per_label(logits, labels)
-        return replace(found, per_class=rows, mean_average_precision=mean_average_precision(rows))
+        return replace(evaluation, per_class=rows, mean_average_precision=mean_average_precision(rows))
     predicted = logits.argmax(1)
-    is_small = len(classes) <= LARGEST_MATRIX
+    has_matrix = len(classes) <= MAX_CONFUSION_CLASSES
     return replace(
-        found,
+        evaluation,
         per_class=per_class(predicted, labels, len(classes)),
-        confusion=confusion(predicted, labels, len(classes)).tolist() if is_small else None,
-        confused=_commonest(predicted, labels, classes),
-        calibration=_calibrate(logits, labels),
-        scaled=_calibrate_scaled(logits, labels) if temperature else None,
-        mistakes=_worst(logits, labels, classes, answers.keys),
+        confusion=confusion(predicted, labels, len(classes)).tolist() if has_matrix else None,
+        confused=_most_confused(predicted, labels, classes),
+        calibration=calibrate(logits, labels),
+        scaled=calibrate_scaled(logits, labels) if temperature else None,
+        mistakes=_worst_mistakes(logits, labels, classes, outputs.keys),
     )
 
 
-def _commonest(predicted: Tensor, labels: Tensor, classes: Sequence[str]) -> tuple[tuple[str, str, int], ...]:
-    wrong = predicted != labels
-    pairs, times = torch.unique(labels[wrong] * len(classes) + predicted[wrong], return_counts=True)
-    order = times.argsort(descending=True, stable=True)[:MOST_PAIRS].tolist()
-    found: list[tuple[str, str, int]] = []
-    for place in order:
-        truth, answer = divmod(int(pairs[place]), len(classes))
-        found.append((classes[truth], classes[answer], int(times[place])))
-    return tuple(found)
-
-
-def _calibrate(logits: Tensor, labels: Tensor, temperature: float | None = None) -> Calibration:
-    sure, answers = logits.double().softmax(dim=1).max(dim=1)
-    error, bins = calibration(sure, answers == labels)
-    return Calibration(error=error, bins=bins, temperature=temperature)
-
-
-def _calibrate_scaled(logits: Tensor, labels: Tensor) -> Calibration | None:
-    """Each half by the temperature of the other, so that no picture judges what was fitted on it."""
-    if len(labels) < 2:
-        return None
-    half = torch.arange(len(labels)) % 2 == 0
-    first, second = fit_temperature(logits[half], labels[half]), fit_temperature(logits[~half], labels[~half])
-    scaled = logits.double() / torch.where(half, second, first).double()[:, None]
-    return _calibrate(scaled, labels, temperature=(first * second) ** 0.5)
-
-
-def _worst(logits: Tensor, labels: Tensor, classes: Sequence[str], keys: Sequence[str]) -> tuple[Mistake, ...]:
-    sure, answers = logits.softmax(dim=1).max(dim=1)
-    sure = sure.masked_fill(answers == labels, -1.0)
-    order: list[int] = sure.argsort(descending=True)[:MOST_MISTAKES].tolist()
-    return tuple(
-        Mistake(
-            key=keys[place],
-            truth=classes[int(labels[place])],
-            answer=classes[int(answers[place])],
-            probability=sure[place].item(),
-        )
-        for place in order
-        if sure[place] >= 0
-    )
-
-
-def of_features(
-    baseline: dict[str, dict[str, Any]],
-    test: ModelOutputs,
-    unreadable: tuple[tuple[str, str], ...],
-    images_per_second: float | None,
+def summarize_features(
+    feature_scores: dict[str, dict[str, Any]], *, images: int, unreadable: tuple[tuple[str, str], ...]
 ) -> Evaluation:
-    """From frozen features there is a top-1 only: the neighbours' where both were asked for."""
-    images, top1 = len(test.rows), (baseline.get("knn") or baseline["few_shot"])["top1"]
+    """Return the evaluation of frozen features from the result of `score_features`."""
     return Evaluation(
-        scores=Scores(images=images, loss=nan, top1=top1, top5=nan),
-        interval=wilson(top1 * images, images),
+        scores=Scores(images=images, loss=nan, top1=nan, top5=nan),
+        interval=(nan, nan),
         classes=(),
         per_class=[],
         unreadable=unreadable,
-        images_per_second=images_per_second,
-        few_shot=baseline.get("few_shot"),
-        knn=baseline.get("knn"),
+        few_shot=feature_scores.get("few_shot"),
+        knn=feature_scores.get("knn"),
+    )
+
+
+def _most_confused(predicted: Tensor, labels: Tensor, classes: Sequence[str]) -> tuple[tuple[str, str, int], ...]:
+    wrong = predicted != labels
+    pairs, counts = torch.unique(labels[wrong] * len(classes) + predicted[wrong], return_counts=True)
+    order = counts.argsort(descending=True, stable=True)[:MAX_CONFUSED_PAIRS].tolist()
+    confused: list[tuple[str, str, int]] = []
+    for index in order:
+        label, prediction = divmod(int(pairs[index]), len(classes))
+        confused.append((classes[label], classes[prediction], int(counts[index])))
+    return tuple(confused)
+
+
+def _worst_mistakes(logits: Tensor, labels: Tensor, classes: Sequence[str], keys: Sequence[str]) -> tuple[Mistake, ...]:
+    confidence, predicted = logits.softmax(dim=1).max(dim=1)
+    confidence = confidence.masked_fill(predicted == labels, -1.0)
+    order: list[int] = confidence.argsort(descending=True)[:MAX_MISTAKES].tolist()
+    return tuple(
+        Mistake(
+            key=keys[index],
+            label=classes[int(labels[index])],
+            prediction=classes[int(predicted[index])],
+            probability=confidence[index].item(),
+        )
+        for index in order
+        if confidence[index] >= 0
     )

@@ -1,1 +1,1 @@
-"""Networks as files that other programs run: exported, and proven to answer the same."""
+"""Export models to formats that other runtimes read, and verify that the outputs are equal."""

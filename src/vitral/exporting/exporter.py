@@ -1,9 +1,9 @@
-"""A network as a file for other programs, with the proof that it answers the same.
+"""Export a model to ONNX or torch.export, and keep the file only if its outputs equal the model's.
 
-    trace -> write aside -> run what was written -> compare -> put in place
+    trace -> write to a temporary folder -> run the file -> compare -> move into place
 
-The file takes pixels (uint8, already of the right size) and subtracts and divides by itself, so nobody has to copy a
-mean or a deviation; how a picture becomes those pixels, and the labels, are written into it as JSON.
+The file takes uint8 images of the model's size and normalizes them itself, so that nobody has to copy a mean or a
+standard deviation. Its metadata describes the preprocessing and the labels as JSON.
 """
 
 import json
@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,47 +23,49 @@ from vitral import __version__
 from vitral.data.transforms import scale_and_shift
 from vitral.errors import ConfigError, VitralError, WeightsError, did_you_mean, first_line
 from vitral.exporting import onnx, pt2
+from vitral.files import atomic_files
 from vitral.model.network import Network
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import Checkpoint
-from vitral.weights.dialects.config_json import config_as_dict
+from vitral.weights.dialects.metadata import config_as_dict
 from vitral.weights.save import as_checkpoint
 
 TOLERANCE = 1e-4
-"""Of logits beside the largest of them, or 1: other kernels add in another order."""
-BATCHES = (1, 3)
+"""Largest allowed difference, relative to the largest logit or 1: other kernels add in another order."""
+BATCH_SIZES = (1, 3)
 
 
 class Target(Protocol):
-    """A kind of file: what it needs, how it is written, and how it is asked."""
+    """A format: what it needs, how to write it, and how to run it."""
 
     def check(self) -> None: ...
     def prepare(self, network: nn.Module) -> None: ...
-    def write(self, program: torch.export.ExportedProgram, path: Path, answers: str, description: str) -> None: ...
-    def ask(self, path: Path) -> Callable[[np.ndarray], np.ndarray]: ...
+    def write(self, program: torch.export.ExportedProgram, path: Path, output: str, metadata: str) -> None: ...
+    def load(self, path: Path) -> Callable[[np.ndarray], np.ndarray]: ...
 
 
 TARGETS: Mapping[str, Target] = {"onnx": onnx, "pt2": pt2}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """What was written, and how far its answers are from the network's."""
+    """The file that was written, and how far its outputs are from the model's."""
 
     path: str
     to: str
     bytes: int
     difference: float
-    """The largest one, divided by the largest logit or 1."""
+    """Largest difference of any output, relative to the largest output or 1."""
     images: int
+    """Number of images that were compared."""
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-class FromPixels(nn.Module):
-    """uint8 (B, C, H, W) -> logits: the network with its subtraction and division."""
+class PixelModel(nn.Module):
+    """The network with its normalization: uint8 (B, C, H, W) -> logits."""
 
     scale: Tensor
     shift: Tensor
@@ -81,136 +82,134 @@ class FromPixels(nn.Module):
 
 
 def export(
-    what: Checkpoint | Network,
+    model: Checkpoint | Network,
     path: str | Path,
     *,
     to: str,
     overwrite: bool = False,
-    tell: Callable[[str], None] = lambda stage: None,
+    on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Exported:
-    """Writes the file, asks it, and keeps it only if it answers as the network does. ``tell`` hears of each stage."""
-    checkpoint = as_checkpoint(what, preprocess=None, labels=None)
+    """Write the file, run it, and keep it only if its outputs equal the model's.
+
+    ``on_stage`` is called with the name of each stage.
+    """
+    checkpoint = as_checkpoint(model, preprocess=None, labels=None)
     target, path = check_target(to, path, overwrite), Path(path)
-    name = "logits" if checkpoint.model.config.num_classes else "features"
-    with written_aside(path, to) as aside:
-        tell("following the network")
-        network = FromPixels(deepcopy(checkpoint.model).float().cpu(), checkpoint.preprocess).eval()
-        batches = [random_pixels(checkpoint, count) for count in BATCHES]
-        expected = answers_of(network, batches)
+    output = "logits" if checkpoint.model.config.num_classes else "features"
+    with _errors_of(to), atomic_files(path) as temporary:
+        on_stage("tracing the model")
+        network = PixelModel(deepcopy(checkpoint.model).float().cpu(), checkpoint.preprocess).eval()
+        batches = [random_images(checkpoint, size) for size in BATCH_SIZES]
+        expected = compute_outputs(network, batches)
         target.prepare(network)
         program = trace(network, batches[-1])
-        tell(f"writing {to}")
-        target.write(program, aside, name, json.dumps(describe(checkpoint), ensure_ascii=False))
-        tell("asking what was written")
-        difference = compare(target.ask(aside), batches, expected)
-        size = sum(written.stat().st_size for written in aside.parent.iterdir())
-        check_target(to, path, overwrite)  # something may have been put there since
-    notes = tuple(notes_on(checkpoint, expected))
+        on_stage(f"writing {path.name}")
+        target.write(program, temporary, output, json.dumps(file_metadata(checkpoint), ensure_ascii=False))
+        on_stage("comparing the outputs")
+        difference = compare(target.load(temporary), batches, expected)
+        written = list(temporary.parent.iterdir())
+        size = sum(file.stat().st_size for file in written)
+        check_target(to, path, overwrite)  # somebody may have written a file there in the meantime
+    if to == "onnx" and len(written) == 1:
+        data_path(path.resolve()).unlink(missing_ok=True)  # weights of the file that was replaced
+    notes = tuple(export_notes(checkpoint, expected))
     return Exported(path=str(path), to=to, bytes=size, difference=difference, images=len(expected), notes=notes)
 
 
 def check_target(to: str, path: str | Path, overwrite: bool) -> Target:
-    """Before anything is loaded or computed: whether this can be written there."""
+    """Return the format, or raise before any work if the file cannot be written."""
     if to not in TARGETS:
-        raise ConfigError(f"to={to!r} must be one of {', '.join(TARGETS)}.", hint=did_you_mean(str(to), TARGETS))
+        raise ConfigError(f"to must be one of {', '.join(TARGETS)} (got {to!r}).", hint=did_you_mean(str(to), TARGETS))
     if not isinstance(path, str | Path):
-        raise ConfigError(f"An exported file is written to a path, and this is {path!r}.")
+        raise ConfigError(f"path must be a file name (got {path!r}).")
     path = Path(path)
     if path.is_dir():
-        raise WeightsError(f"{path} is a folder, and a file should be written there.")
+        raise WeightsError(f"{path} is a folder; expected a file name.")
     if path.suffix != f".{to}":
-        raise ConfigError(f"{path} must be the name of a file that ends in .{to}.")
-    for there in (path, beside(path)) if to == "onnx" else (path,):
-        if os.path.lexists(there) and not overwrite:
-            raise WeightsError(f"{there} exists, and nothing is overwritten by accident.", hint="Give --overwrite.")
+        raise ConfigError(f"{path} must end in .{to}.", hint=f"Use {path.with_suffix(f'.{to}').name}.")
+    for file in (path, data_path(path)) if to == "onnx" else (path,):
+        if os.path.lexists(file) and not overwrite:
+            raise WeightsError(f"{file} already exists.", hint="Pass --overwrite to replace it.")
     if not path.parent.is_dir():
-        raise WeightsError(f"{path} cannot be written: there is no folder {path.parent}.")
+        raise WeightsError(f"Cannot write {path}: the folder {path.parent} does not exist.", hint="Create it first.")
     TARGETS[to].check()
     return TARGETS[to]
 
 
-def beside(path: Path) -> Path:
-    """Where ONNX keeps the numbers of a network that is too large for one file."""
+def data_path(path: Path) -> Path:
+    """Return where ONNX stores the weights of a model that is too large for one file."""
     return path.with_name(f"{path.name}.data")
 
 
 @contextmanager
-def written_aside(path: Path, to: str) -> Iterator[Path]:
-    """A path of the same name in a folder of its own; what is there when all went well takes its place."""
+def _errors_of(to: str) -> Iterator[None]:
+    """Turn the many exceptions of torch's exporter and of the runtimes into one sentence."""
     try:
-        path = path.resolve()  # a link stays, and what it points to is replaced
-        with TemporaryDirectory(prefix=".export-", dir=path.parent, ignore_cleanup_errors=True) as folder:
-            yield Path(folder) / path.name
-            made = sorted(Path(folder).iterdir(), reverse=True)  # the numbers before the network
-            for written in made:
-                written.replace(path.with_name(written.name))
-            if to == "onnx" and len(made) == 1:  # the numbers of one that was there before
-                beside(path).unlink(missing_ok=True)
+        yield
     except VitralError:
         raise
-    except OSError as error:
-        raise WeightsError(f"{path} cannot be written: {error.strerror or error}.") from error
-    except Exception as error:  # of torch's exporter and of the runtimes, which know many
-        raise VitralError(f"This network could not be exported to {to}: {first_line(error)}.") from error
+    except Exception as error:
+        raise VitralError(f"Cannot export this model to {to}: {first_line(error)}.") from error
 
 
-def describe(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What the file says of itself."""
+def file_metadata(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the description that is stored in the file."""
     return {
         "vitral": __version__,
         "config": config_as_dict(checkpoint.model.config),
         "preprocess": checkpoint.preprocess.as_dict(),
         "labels": checkpoint.labels,
         "multi_label": checkpoint.multi_label,
-        "assumed": list(assumptions(checkpoint)),
+        "assumed": list(_assumed(checkpoint)),
     }
 
 
-def assumptions(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """What the weights' file did not tell."""
+def _assumed(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return what the checkpoint's file did not specify."""
     return checkpoint.report.assumed if checkpoint.report is not None else ()
 
 
-def random_pixels(checkpoint: Checkpoint, count: int) -> Tensor:
+def random_images(checkpoint: Checkpoint, count: int) -> Tensor:
     shape = (count, checkpoint.preprocess.channels, *checkpoint.preprocess.size)
     return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(count))
 
 
-def answers_of(network: nn.Module, batches: Sequence[Tensor]) -> np.ndarray:
+def compute_outputs(network: nn.Module, batches: Sequence[Tensor]) -> np.ndarray:
     with torch.inference_mode():
-        answers = torch.cat([network(images) for images in batches]).numpy()
-    if not np.isfinite(answers).all():
-        raise WeightsError("The network's answers are no finite numbers: its weights are too large or damaged.")
-    return answers
+        outputs = torch.cat([network(images) for images in batches]).numpy()
+    if not np.isfinite(outputs).all():
+        raise WeightsError("The model produced NaN or Inf; its weights are too large or damaged.")
+    return outputs
 
 
 def trace(network: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    """One size of pictures, any number of them."""
+    """Trace the network for images of one size and any batch size."""
     with torch.no_grad():
         return torch.export.export(network, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
 
 
-def compare(ask: Callable[[np.ndarray], np.ndarray], batches: Sequence[Tensor], expected: np.ndarray) -> float:
-    """The largest difference of any answer, beside the largest answer; VitralError where it is too large."""
-    found = np.concatenate([ask(images.numpy()) for images in batches])
-    difference = float(np.abs(found - expected).max()) / max(1.0, float(np.abs(expected).max()))
-    if not difference <= TOLERANCE:  # also where it is no number
+def compare(run: Callable[[np.ndarray], np.ndarray], batches: Sequence[Tensor], expected: np.ndarray) -> float:
+    """Return the largest relative difference of any output; raise VitralError if it exceeds the tolerance."""
+    outputs = np.concatenate([run(images.numpy()) for images in batches])
+    difference = float(np.abs(outputs - expected).max()) / max(1.0, float(np.abs(expected).max()))
+    if not difference <= TOLERANCE:  # also if it is NaN
         raise VitralError(
-            f"What was written does not answer the same: it differs by {difference:.1e}, and {TOLERANCE:.0e} is "
-            "allowed. Nothing was kept."
+            f"The exported file's outputs differ from the model's by {difference:.1e} (expected at most "
+            f"{TOLERANCE:.0e}); it was deleted."
         )
     return difference
 
 
-def notes_on(checkpoint: Checkpoint, answers: np.ndarray) -> Iterator[str]:
+def export_notes(checkpoint: Checkpoint, outputs: np.ndarray) -> Iterator[str]:
+    """Yield what somebody who uses the file should know."""
     config = checkpoint.model.config
-    yield from (f"assumed: {said}" for said in assumptions(checkpoint))
-    if not np.ptp(answers, axis=0).any():
-        yield "All pictures get the same answer, since the head is not trained: the comparison says nothing."
+    yield from (f"assumed: {assumption}" for assumption in _assumed(checkpoint))
+    if not np.ptp(outputs, axis=0).any():
+        yield "All images have the same output because the head is untrained, so the comparison proves nothing."
     if not config.num_classes:
-        yield "The network has no head: the file answers with features."
+        yield "The model has no head; the file outputs features."
     if config.pool == "none":
-        yield "The network answers for every token: (batch, tokens, classes)."
+        yield "The model has one output per token: (batch, tokens, classes)."
     if checkpoint.preprocess.resize == "native":
         height, width = checkpoint.preprocess.size
-        yield f"The network takes pictures of any size, and this file only those of {height} x {width}."
+        yield f"The model takes images of any size, but this file only takes {height} x {width}."

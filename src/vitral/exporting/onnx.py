@@ -1,4 +1,4 @@
-"""ONNX: written by torch's exporter, asked through ONNX Runtime."""
+"""ONNX: written by torch's exporter, run by ONNX Runtime."""
 
 import logging
 import warnings
@@ -16,10 +16,9 @@ from vitral.errors import missing_package
 from vitral.model.attention import Attention
 
 KEY = "vitral"
-"""The file's metadata under this name hold the JSON that describes it."""
-LARGEST = 1536 * 2**20
-"""Bytes of numbers in one file: protobuf ends at 2 GiB, and larger networks get a file .onnx.data beside theirs. torch
-does so by itself above this."""
+"""Name of the metadata entry with the JSON that describes the model."""
+MAX_BYTES = 1536 * 2**20
+"""Weights above this size go to a file .onnx.data beside the model, because protobuf ends at 2 GiB."""
 
 
 def check() -> None:
@@ -29,11 +28,10 @@ def check() -> None:
 
 
 def prepare(network: nn.Module) -> None:
-    """torch 2.13 cannot translate fused attention with a bias, as relative positions are: it takes the product for a
-    view of other strides."""
-    for part in network.modules():
-        if isinstance(part, Attention) and part.relative is not None:
-            part.fused = _unfused
+    """Replace fused attention with a bias (relative positions), which torch 2.13 fails to translate to ONNX."""
+    for module in network.modules():
+        if isinstance(module, Attention) and module.relative is not None:
+            module.fused = _unfused
 
 
 def _unfused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -41,27 +39,27 @@ def _unfused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     return ((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1) + bias).softmax(dim=-1) @ v
 
 
-def write(program: torch.export.ExportedProgram, path: Path, answers: str, description: str) -> None:
-    with _in_silence():
-        made: Any = torch.onnx.export(
-            program, dynamo=True, input_names=["images"], output_names=[answers], verbose=False
+def write(program: torch.export.ExportedProgram, path: Path, output: str, metadata: str) -> None:
+    with _silence():
+        exported: Any = torch.onnx.export(
+            program, dynamo=True, input_names=["images"], output_names=[output], verbose=False
         )
-    made.model.metadata_props[KEY] = description
-    _name_the_batch(made.model.graph)
-    _guard_padded_pools(made.model.graph)
+    exported.model.metadata_props[KEY] = metadata
+    _name_batch_dimension(exported.model.graph)
+    _guard_padded_pools(exported.model.graph)
     size = sum(tensor.nbytes for tensor in program.state_dict.values())
-    made.save(path, external_data=size > LARGEST)
+    exported.save(path, external_data=size > MAX_BYTES)
 
 
-def ask(path: Path) -> Callable[[np.ndarray], np.ndarray]:
+def load(path: Path) -> Callable[[np.ndarray], np.ndarray]:
     from onnxruntime import InferenceSession
 
     session: Any = InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return lambda images: session.run(None, {"images": images})[0]
 
 
-def _name_the_batch(graph: Any) -> None:
-    """(batch, 3, 224, 224) instead of a symbol of the tracer."""
+def _name_batch_dimension(graph: Any) -> None:
+    """Name the batch dimension "batch", instead of a symbol of the tracer."""
     import onnx_ir
 
     symbol = str(graph.inputs[0].shape[0])
@@ -72,9 +70,11 @@ def _name_the_batch(graph: Any) -> None:
 
 
 def _guard_padded_pools(graph: Any) -> None:
-    """BiT pads its first pooling with zeros. ONNX Runtime draws such a Pad into the MaxPool behind it, whose own
-    padding is minus infinity: where all of a window is negative the answer is another one. A maximum with the lowest
-    number between the two changes nothing and keeps them apart."""
+    """Insert a Max between a Pad and the MaxPool after it, so that ONNX Runtime does not fuse the two.
+
+    BiT pads its first pooling with zeros, but a fused MaxPool pads with minus infinity, which changes the result where
+    a window is negative. A maximum with the lowest float changes nothing.
+    """
     import onnx_ir
 
     pools = [node for node in graph if node.op_type == "MaxPool"]
@@ -93,8 +93,8 @@ def _guard_padded_pools(graph: Any) -> None:
 
 
 @contextmanager
-def _in_silence() -> Iterator[None]:
-    """The exporter talks of its own future and of packages that we do not use."""
+def _silence() -> Iterator[None]:
+    """Suppress the exporter's warnings about its own future and about packages that vitral does not use."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

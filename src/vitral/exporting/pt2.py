@@ -1,5 +1,7 @@
-"""pt2: torch's own exported programs, for C++ and for AOTInductor. Only a file that was written a moment ago is opened
-here: a foreign one can run code when it is loaded."""
+"""pt2: torch's own exported programs, for C++ and AOTInductor.
+
+Loading a foreign .pt2 file can run code, so vitral only loads the file that it wrote a moment ago.
+"""
 
 from collections.abc import Callable
 from io import BytesIO
@@ -9,29 +11,29 @@ import numpy as np
 import torch
 from torch import nn
 
-BESIDE = "vitral.json"
-"""The member of the archive that describes it."""
+MEMBER = "vitral.json"
+"""Member of the archive with the JSON that describes the model."""
 
 
 def check() -> None:
-    """Nothing is needed but torch."""
+    """Do nothing: torch is all that this format needs."""
 
 
 def prepare(network: nn.Module) -> None:
-    """It is taken as it is."""
+    """Do nothing: torch traces the network as it is."""
 
 
-def write(program: torch.export.ExportedProgram, path: Path, answers: str, description: str) -> None:
-    content = BytesIO()  # torch's own writer ends the process on a full disk
-    torch.export.save(program, content, extra_files={BESIDE: description})
+def write(program: torch.export.ExportedProgram, path: Path, output: str, metadata: str) -> None:
+    content = BytesIO()  # torch's own file writer kills the process on a full disk
+    torch.export.save(program, content, extra_files={MEMBER: metadata})
     path.write_bytes(content.getbuffer())
 
 
-def ask(path: Path) -> Callable[[np.ndarray], np.ndarray]:
+def load(path: Path) -> Callable[[np.ndarray], np.ndarray]:
     module = torch.export.load(BytesIO(path.read_bytes())).module()
 
-    def answer(images: np.ndarray) -> np.ndarray:
+    def run(images: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
             return module(torch.from_numpy(images)).numpy()
 
-    return answer
+    return run

@@ -1,1 +1,1 @@
-"""A model ready to run: on one image, a folder or a whole dataset."""
+"""Run models: on one image, a folder or a whole dataset."""

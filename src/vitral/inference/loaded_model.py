@@ -1,18 +1,19 @@
-"""A checkpoint on its device, ready to answer: what evaluation, prediction and features all begin with."""
+"""Load a model for inference: a checkpoint on its device, with its preprocessing and labels."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from vitral.data.transforms import normalize
 from vitral.devices import choose_device
-from vitral.errors import ConfigError, WeightsError
+from vitral.errors import ConfigError, WeightsError, short_repr
+from vitral.model.features import Features
 from vitral.model.network import Network
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
@@ -21,67 +22,72 @@ from vitral.weights.load import load
 
 Images = Tensor | list[Tensor]
 """uint8 (B, C, H, W), or a list of (C, H, W) of any sizes."""
+PRECISIONS = ("float32", "bfloat16", "float16")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
+    """A model in evaluation mode on its device."""
+
     model: Network
     preprocess: Preprocess
     labels: tuple[str, ...]
-    """A name for each logit; its number, where the checkpoint has none."""
+    """A name per logit; the logit's index if the checkpoint has no names."""
     has_names: bool
     multi_label: bool
     device: torch.device
     precision: str
     run: Run | None
-    """The run that it came from, if it did."""
+    """The run that the model comes from, if any."""
 
     def logits(self, images: Images) -> Tensor:
-        """(B, K) in float32, on the CPU."""
+        """Return (B, K) logits in float32 on the CPU."""
         with self._computing():
             return self.model(to_device(images, self.preprocess, self.device)).float().cpu()
 
     def features(self, images: Images) -> Tensor:
-        """(B, D): what the head sees, in float32, on the CPU."""
+        """Return (B, D), the input of the head, in float32 on the CPU."""
         self._check_pool()
         with self._computing():
-            found: Any = self.model.features(to_device(images, self.preprocess, self.device))
-            pooled = torch.cat([one.pooled for one in found]) if isinstance(found, list) else found.pooled
+            features: Features | list[Features] = self.model.features(to_device(images, self.preprocess, self.device))
+            pooled = torch.cat([image.pooled for image in features]) if isinstance(features, list) else features.pooled
             return self.model.representation(pooled).float().cpu()
 
     @property
     def feature_width(self) -> int:
+        """Return D of `features`."""
         return self.model.config.representation or self.model.config.width
 
-    def check_finite(self, rows: Tensor) -> Tensor:
-        """The rows themselves; WeightsError for a network whose numbers overflow."""
-        if rows.isfinite().all():
-            return rows
+    def check_finite(self, outputs: Tensor) -> Tensor:
+        """Return the outputs, or raise WeightsError if any is NaN or Inf."""
+        if outputs.isfinite().all():
+            return outputs
+        cause = "" if self.precision == "float32" else f", or overflow in {self.precision}"
         raise WeightsError(
-            "The network's answers are no finite numbers: its weights are too large or damaged"
-            f"{'' if self.precision == 'float32' else f', or {self.precision} is too small for them'}.",
-            hint="`vitral describe` looks at the file.",
+            f"The model produced NaN or Inf: its weights are damaged or too large{cause}.",
+            hint="Inspect the file with `vitral describe`.",
         )
 
     def probabilities(self, logits: Tensor) -> Tensor:
+        """Return (B, K) probabilities: a softmax, or a sigmoid per label for multi-label models."""
         return logits.sigmoid() if self.multi_label else logits.softmax(dim=1)
 
-    def check_answers(self) -> None:
-        """ConfigError for a model that has no answers."""
+    def check_has_head(self) -> None:
+        """Raise ConfigError if the model has features but no predictions."""
         if not self.model.config.num_classes:
             raise ConfigError(
-                "This model has no head, so it has features and no answers.",
-                hint="vitral evaluate RUN DATA --knn 10 measures them, vitral features RUN PICTURES writes them.",
+                "This model has no classification head.",
+                hint="Use its features: vitral evaluate MODEL DATA --knn 10, or vitral features MODEL IMAGES.",
             )
         self._check_pool()
 
     def _check_pool(self) -> None:
         if self.model.config.pool == "none":
-            raise ConfigError("This model answers for every token (pool='none'), not for a picture.")
+            raise ConfigError("This model outputs one vector per token (pool='none'), not one per image.")
 
     @contextmanager
-    def _computing(self) -> Iterator[None]:
-        """Without gradients, in the precision that was asked for."""
+    def _computing(self) -> Generator[None]:
+        """Disable gradients and compute in the model's precision."""
         is_lower = self.precision != "float32"
         dtype = getattr(torch, self.precision) if is_lower else torch.bfloat16
         with torch.inference_mode(), torch.autocast(self.device.type, dtype=dtype, enabled=is_lower):
@@ -89,18 +95,10 @@ class LoadedModel:
 
 
 def to_device(images: Images, preprocess: Preprocess, device: torch.device) -> Images:
-    """Normalised, where the model is."""
+    """Move the images to the device and normalize them there."""
     if isinstance(images, Tensor):
         return normalize(images.to(device), preprocess)
     return [normalize(image.to(device), preprocess) for image in images]
-
-
-def answers_as_it_is(model: Network, device: torch.device) -> bool:
-    def is_there(tensor: Tensor) -> bool:
-        same = tensor.device.type == device.type and device.index in (None, tensor.device.index)
-        return same and tensor.dtype == torch.float32
-
-    return not model.training and all(map(is_there, model.parameters()))
 
 
 def load_model(
@@ -109,41 +107,68 @@ def load_model(
     device: str = "auto",
     precision: str = "float32",
     image_size: int | tuple[int, int] | None = None,
+    verify: bool | Literal["once"] = "once",
 ) -> LoadedModel:
-    """From a run folder, a weights file, the name of a shipped model, ``hf:owner/name``, or a Checkpoint.
+    """Load a model from a run folder, a weights file, a shipped name, ``hf:owner/name``, or a Checkpoint.
 
-    Answers are computed in float32 unless another precision is asked for, so that they are the same everywhere.
-    ``image_size`` is another one than the model was trained at."""
-    if precision not in ("float32", "bfloat16", "float16"):
-        raise ConfigError(f"precision={precision!r} must be float32, bfloat16 or float16.")
-    place = torch.device(choose_device(device).value)
-    checkpoint, run = open_checkpoint(source, image_size)
+    The default precision is float32, so that results are the same on every machine. ``image_size`` is another input
+    size than the model was trained at. ``verify`` checks the SHA-256 in files of our own format; "once" skips files
+    that passed before.
+    """
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)} (got {short_repr(precision)}).")
+    target = torch.device(choose_device(device).value)
+    checkpoint, run = open_checkpoint(source, image_size, verify=verify)
     model, classes = checkpoint.model, checkpoint.model.config.num_classes
-    if isinstance(source, Checkpoint) and not answers_as_it_is(model, place):
-        model = deepcopy(model)  # somebody's, who may be in the middle of training it
+    if isinstance(source, Checkpoint) and not _runs_unchanged(model, target):
+        model = deepcopy(model)  # the caller's model may be in the middle of training
     return LoadedModel(
-        model=model.float().eval().to(place),
+        model=model.float().eval().to(target),
         preprocess=checkpoint.preprocess,
-        labels=checkpoint.labels or tuple(str(number) for number in range(classes)),
+        labels=checkpoint.labels or tuple(str(index) for index in range(classes)),
         has_names=checkpoint.labels is not None,
         multi_label=checkpoint.multi_label,
-        device=place,
+        device=target,
         precision=precision,
         run=run,
     )
 
 
 def open_checkpoint(
-    source: str | Path | Checkpoint, image_size: int | tuple[int, int] | None = None
+    source: str | Path | Checkpoint,
+    image_size: int | tuple[int, int] | None = None,
+    *,
+    verify: bool | Literal["once"] = True,
 ) -> tuple[Checkpoint, Run | None]:
-    """The checkpoint, and the run that it came from, if it did."""
+    """Return the checkpoint after verifying its checksum, and the run that it comes from, if any."""
     if isinstance(source, Checkpoint):
         if image_size is None or source.model.config.image_hw in (image_size, (image_size, image_size)):
             return source, None
-        raise ConfigError("A Checkpoint has its size.", hint=f"vitral.load(..., image_size={image_size})")
-    if not isinstance(source, str | Path):
-        raise ConfigError(f"A model is a run folder, a weights file or a Checkpoint, and this is {source!r}.")
-    is_run = not str(source).startswith("hf:") and Run.is_run(Path(source))
-    run = Run.open(Path(source)) if is_run else None
-    size: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
-    return load(run.trained_model() if run else source, **size), run
+        height, width = source.model.config.image_hw
+        raise ConfigError(
+            f"This Checkpoint has the image size {height} x {width}.",
+            hint=f"Use vitral.load(..., image_size={image_size}).",
+        )
+    path = _check_source(source)
+    is_run = not str(path).startswith("hf:") and Run.is_run(Path(path))
+    run = Run.open(Path(path)) if is_run else None
+    weights = run.trained_model() if run else path
+    if image_size is None:
+        return load(weights, verify=verify), run
+    return load(weights, verify=verify, image_size=image_size), run
+
+
+def _check_source(source: object) -> str | Path:
+    if isinstance(source, str | Path):
+        return source
+    raise ConfigError(f"A model is a run folder, a weights file, a name or a Checkpoint (got {short_repr(source)}).")
+
+
+def _runs_unchanged(model: Network, device: torch.device) -> bool:
+    """Return whether the model is in evaluation mode, in float32 and on the device."""
+
+    def is_in_place(tensor: Tensor) -> bool:
+        is_on_device = tensor.device.type == device.type and device.index in (None, tensor.device.index)
+        return is_on_device and tensor.dtype == torch.float32
+
+    return not model.training and all(map(is_in_place, model.parameters()))

@@ -1,72 +1,98 @@
-"""A model over a split: what it makes of every picture, the last partial batch included."""
+"""Run a model over a split, batch by batch, and collect its outputs."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
-from vitral.data.batches import BatchLoader
+from vitral.data.batches import BatchLoader, ImageDataset
 from vitral.data.dataset import Item
 from vitral.data.scan import Progress
 from vitral.errors import DataError
 
+if TYPE_CHECKING:
+    from vitral.inference.loaded_model import LoadedModel
+
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelOutputs:
+    """The outputs of a model for the readable images of a split."""
+
     items: Sequence[Item]
-    rows: Tensor
-    """Logits (N, K), or features (N, D), of the pictures that could be read."""
+    """All images of the split, unreadable ones included."""
+    outputs: Tensor
+    """Logits (N, K) or features (N, D), one row per readable image."""
     labels: Tensor
-    order: Tensor
-    """Which items the rows are."""
+    """(N,) classes, or (N, K) of 0 and 1 for multi-label data."""
+    indices: Tensor
+    """(N,): the index in ``items`` of each row."""
     unreadable: tuple[tuple[str, str], ...]
-    """Names and reasons of the others."""
+    """Names of the unreadable images, each with the reason."""
 
     @property
     def keys(self) -> list[str]:
-        return [self.items[number].key for number in self.order.tolist()]
+        """Return the name of the image of each row."""
+        return [self.items[int(index)].key for index in self.indices.numpy()]
 
     @property
-    def right(self) -> Tensor:
-        """(N,): whether the largest logit is a true class."""
-        best = self.rows.argmax(1)
-        return best == self.labels if self.labels.ndim == 1 else self.labels.gather(1, best[:, None])[:, 0] > 0
+    def correct(self) -> Tensor:
+        """Return (N,) booleans: whether the largest logit is a true class."""
+        predicted = self.outputs.argmax(1)
+        if self.labels.ndim == 1:
+            return predicted == self.labels
+        return self.labels.gather(1, predicted[:, None])[:, 0] > 0
 
 
-def gather(
+def make_loader(
+    model: "LoadedModel", items: Sequence[Item], *, multi_label: bool = False, batch_size: int = 64, workers: int = 0
+) -> BatchLoader:
+    """Return a loader that preprocesses the images as the model expects them, in order."""
+    return BatchLoader(
+        images=ImageDataset(items, model.preprocess, patch=model.model.config.step_hw),
+        batch_size=batch_size,
+        classes=len(model.labels),
+        multi_label=multi_label,
+        workers=workers,
+    )
+
+
+def run_model(
     loader: BatchLoader, compute: Callable[[Tensor | list[Tensor]], Tensor]
-) -> "Generator[Progress, None, ModelOutputs]":
-    """Every batch through the model, told while it goes on."""
-    rows: list[Tensor] = []
+) -> Generator[Progress, None, ModelOutputs]:
+    """Yield progress and return the outputs of ``compute`` for every batch, the last partial one included.
+
+    Raise DataError if no image is readable.
+    """
+    outputs: list[Tensor] = []
     labels: list[Tensor] = []
-    order: list[Tensor] = []
+    indices: list[Tensor] = []
     bad: list[tuple[int, str]] = []
-    done, total, items = 0, len(loader.pictures), loader.pictures.items
+    done, total, items = 0, len(loader.images), loader.images.items
     for batch in loader.epoch():
         bad += batch.bad
         if len(batch.items):
-            rows.append(compute(batch.images))
+            outputs.append(compute(batch.images))
             labels.append(batch.labels)
-            order.append(batch.items)
+            indices.append(batch.items)
         done += len(batch.items) + len(batch.bad)
         yield Progress(done=done, total=total)
-    if not rows:
-        raise DataError(f"None of the {total} pictures can be read{f': {bad[0][1]}' if bad else ''}.")
+    if not outputs:
+        raise DataError(f"None of the {total} images is readable{f': {bad[0][1]}' if bad else ''}.")
     return ModelOutputs(
         items=items,
-        rows=torch.cat(rows),
+        outputs=torch.cat(outputs),
         labels=torch.cat(labels),
-        order=torch.cat(order),
+        indices=torch.cat(indices),
         unreadable=tuple((items[index].key, reason) for index, reason in bad),
     )
 
 
-def finished(events: "Iterator[Progress | Result]") -> Result:
-    """The last of the events, the others passed over."""
+def final_result(events: Iterator[Progress | Result]) -> Result:
+    """Consume the events and return the last one, which is the result."""
     *_, last = events
     assert not isinstance(last, Progress)
     return last

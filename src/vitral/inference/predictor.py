@@ -1,11 +1,12 @@
-"""Predictor: pictures in, labels out. The same preprocessing and numbers as evaluation and the command."""
+"""Predict labels of images with the same preprocessing and the same numbers as `vitral evaluate`."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import numpy as np
 import torch
@@ -13,47 +14,52 @@ from torch import Tensor
 
 from vitral.data.dataset import FileSource
 from vitral.data.decode import BadImageError, from_array, from_pillow
-from vitral.data.transforms import prepare
-from vitral.errors import ConfigError, DataError
+from vitral.data.sources.image_files import find_images
+from vitral.data.transforms import preprocess_image
+from vitral.errors import DataError, check_int
 from vitral.inference.loaded_model import Images, load_model
 from vitral.weights.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    Picture = str | Path | bytes | Image | np.ndarray
-    Each = TypeVar("Each", bound=Picture)
+    ImageInput = str | Path | bytes | Image | np.ndarray
+
+MAX_BATCH_SIZE = 2**31
+AnyInput = TypeVar("AnyInput", bound="ImageInput")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Prediction:
-    """What a model says about one picture."""
+    """The labels of one image with their probabilities."""
 
     label: str
-    """The most probable one."""
+    """The most probable label."""
     probability: float
     labels: tuple[str, ...] = field(repr=False)
     probabilities: np.ndarray = field(repr=False)
-    """(K,): of each label; they add up to 1, unless a picture may have several labels."""
+    """(K,): the probability of each label. They sum to 1 unless the model is multi-label."""
 
     def top(self, k: int = 5) -> list[tuple[str, float]]:
-        """The k most probable labels, the first one first."""
-        if not isinstance(k, int) or k < 1:
-            raise ConfigError(f"top={k!r} must be a whole number of at least 1.")
+        """Return the k most probable labels with their probabilities, most probable first."""
+        check_int("k", k, minimum=1)
         order = np.argsort(-self.probabilities, kind="stable")[:k]
-        return [(self.labels[place], float(self.probabilities[place])) for place in order]
+        return [(self.labels[index], float(self.probabilities[index])) for index in order]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """A picture that cannot be used."""
+    """The reason why an image cannot be used."""
 
     reason: str
 
 
 class Predictor:
-    """A model that answers about pictures: a path, the bytes of a file, a Pillow image, an array (H, W, C), or a list
-    of them."""
+    """A model that predicts labels of images.
+
+    An image is a path, the bytes of a file, a PIL image, or an array of (H, W, C) or (H, W). Several threads may share
+    a Predictor.
+    """
 
     def __init__(
         self,
@@ -64,42 +70,64 @@ class Predictor:
         batch_size: int = 32,
         image_size: int | tuple[int, int] | None = None,
     ):
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise ConfigError(f"batch_size={batch_size!r} must be a whole number of at least 1.")
-        self.ready = load_model(source, device=device, precision=precision, image_size=image_size)
-        self.batch_size = batch_size
-        self.labels = self.ready.labels
+        """Load the model.
+
+        Args:
+            source: a run folder, a weights file, a shipped name, ``hf:owner/name``, or a Checkpoint.
+            device: cpu, cuda, cuda:1, mps or auto.
+            precision: float32, bfloat16 or float16.
+            batch_size: images per batch.
+            image_size: another input size than the model was trained at.
+        """
+        self.batch_size = check_int("batch_size", batch_size, minimum=1, maximum=MAX_BATCH_SIZE)
+        self.loaded = load_model(source, device=device, precision=precision, image_size=image_size)
+        self.labels = self.loaded.labels
         self._name = "a Checkpoint" if isinstance(source, Checkpoint) else str(source)
 
     def __repr__(self) -> str:
-        size = " x ".join(map(str, self.ready.model.config.image_hw))
-        return f"<Predictor of {self._name}: {len(self.labels)} labels, pictures of {size}, on {self.ready.device}>"
+        size = " x ".join(map(str, self.loaded.model.config.image_hw))
+        return f"<Predictor of {self._name}: {len(self.labels)} labels, images of {size}, on {self.loaded.device}>"
 
     @overload
-    def __call__(self, pictures: "Picture") -> Prediction: ...
+    def __call__(self, images: "bytes | Image | np.ndarray") -> Prediction: ...
     @overload
-    def __call__(self, pictures: "Sequence[Picture]") -> list[Prediction]: ...
-    def __call__(self, pictures: Any) -> Prediction | list[Prediction]:
-        """One Prediction, or one for each of a list; DataError when a picture cannot be used."""
-        is_many = isinstance(pictures, list | tuple)
-        found: list[Prediction] = []
-        for picture, told in self.stream(pictures if is_many else [pictures]):
-            if isinstance(told, Failure):
-                seen = picture if isinstance(picture, str | Path) else f"A picture ({type(picture).__name__})"
-                raise DataError(f"{seen} cannot be used: {told.reason}.")
-            found.append(told)
-        return found if is_many else found[0]
+    def __call__(self, images: str | Path) -> Prediction | Any: ...
+    @overload
+    def __call__(self, images: "Sequence[ImageInput]") -> list[Prediction]: ...
+    def __call__(self, images: "ImageInput | Sequence[ImageInput]") -> Prediction | list[Prediction]:
+        """Return the Prediction of an image, or a list of them for a list of images or a folder.
 
-    def stream(self, pictures: "Iterable[Each]") -> "Iterator[tuple[Each, Prediction | Failure]]":
-        """Each picture with what was found, in order, batch by batch; a bad one does not disturb the others."""
-        self.ready.check_answers()
-        for picture, told in self._stream(pictures, lambda images: self.ready.probabilities(self.ready.logits(images))):
-            yield picture, told if isinstance(told, Failure) else self._prediction(told)
+        The images of a folder and the folders below it are sorted by name. Raise DataError if an image is unusable;
+        use `stream` to continue after such images.
+        """
+        is_many = isinstance(images, list | tuple) or _is_folder(images)
+        predictions: list[Prediction] = []
+        for image, result in self.stream(cast("Sequence[ImageInput]", images if is_many else [images])):
+            if isinstance(result, Failure):
+                name = image if isinstance(image, str | Path) else f"an image ({type(image).__name__})"
+                raise DataError(f"Cannot use {name}: {result.reason}.")
+            predictions.append(result)
+        return predictions if is_many else predictions[0]
 
-    def features(self, pictures: "Iterable[Each]") -> "Iterator[tuple[Each, np.ndarray | Failure]]":
-        """Each picture with its embedding (D,), in order."""
-        for picture, told in self._stream(pictures, self.ready.features):
-            yield picture, told if isinstance(told, Failure) else told.numpy()
+    def stream(self, images: "Iterable[AnyInput] | str | Path") -> "Iterator[tuple[AnyInput, Prediction | Failure]]":
+        """Yield each image with its Prediction, or with a Failure if it is unusable, in order, batch by batch.
+
+        ``images`` is an iterable of images, or the path of a folder of images.
+        """
+        self.loaded.check_has_head()
+        for image, probabilities in self._stream(images, self._probabilities):
+            if isinstance(probabilities, Failure):
+                yield image, probabilities
+            else:
+                yield image, self._prediction(probabilities)
+
+    def features(self, images: "Iterable[AnyInput] | str | Path") -> "Iterator[tuple[AnyInput, np.ndarray | Failure]]":
+        """Yield each image with its embedding (D,), or with a Failure, as `stream` does."""
+        for image, features in self._stream(images, self.loaded.features):
+            yield image, features if isinstance(features, Failure) else features.numpy()
+
+    def _probabilities(self, images: Images) -> Tensor:
+        return self.loaded.probabilities(self.loaded.logits(images))
 
     def _prediction(self, probabilities: Tensor) -> Prediction:
         best = int(probabilities.argmax())
@@ -110,36 +138,49 @@ class Predictor:
             probabilities=probabilities.numpy(),
         )
 
-    def _stream(self, pictures: Iterable[Any], compute: Any) -> Iterator[tuple[Any, Tensor | Failure]]:
-        waiting = iter(pictures)
-        while batch := list(islice(waiting, self.batch_size)):
-            prepared = [self._prepare(picture) for picture in batch]
-            good = [image for image in prepared if isinstance(image, Tensor)]
-            rows = iter(self.ready.check_finite(compute(_stacked(good))) if good else ())
-            for picture, image in zip(batch, prepared, strict=True):
-                yield picture, image if isinstance(image, Failure) else next(rows)
+    def _stream(
+        self, images: "Iterable[AnyInput] | str | Path", compute: Callable[[Images], Tensor]
+    ) -> "Iterator[tuple[AnyInput, Tensor | Failure]]":
+        remaining = iter(cast("Iterable[AnyInput]", _list_images(images)))
+        while batch := list(islice(remaining, self.batch_size)):
+            inputs = [self._preprocess(image) for image in batch]
+            usable = [image for image in inputs if isinstance(image, Tensor)]
+            outputs = iter(self.loaded.check_finite(compute(_stack(usable))) if usable else ())
+            for image, preprocessed in zip(batch, inputs, strict=True):
+                yield image, preprocessed if isinstance(preprocessed, Failure) else next(outputs)
 
-    def _prepare(self, picture: Any) -> Tensor | Failure:
-        """uint8 (C, H, W), as the network sees it."""
-        how = self.ready.preprocess
-        convert = partial(prepare, preprocess=how, patch=self.ready.model.config.step_hw)
+    def _preprocess(self, image: object) -> Tensor | Failure:
+        """Return uint8 (C, H, W), the model's input before normalization."""
+        preprocess = self.loaded.preprocess
+        convert = partial(preprocess_image, preprocess=preprocess, patch=self.loaded.model.config.step_hw)
         try:
-            if isinstance(picture, str | Path):
-                return convert(FileSource(str(picture)).read()).contiguous()
-            if isinstance(picture, bytes):
-                return convert(picture).contiguous()
+            if isinstance(image, str | Path):
+                return convert(FileSource(str(image)).read()).contiguous()
+            if isinstance(image, bytes):
+                return convert(image).contiguous()
             from PIL.Image import Image
 
-            if isinstance(picture, Image):
-                return convert(from_pillow(picture, how.channels, background=how.background)).contiguous()
-            if isinstance(picture, np.ndarray):
-                return convert(from_array(picture, how.channels, background=how.background)).contiguous()
+            if isinstance(image, Image):
+                pixels = from_pillow(image, preprocess.channels, background=preprocess.background)
+                return convert(pixels).contiguous()
+            if isinstance(image, np.ndarray):
+                pixels = from_array(cast(np.ndarray, image), preprocess.channels, background=preprocess.background)
+                return convert(pixels).contiguous()
         except BadImageError as error:
             return Failure(reason=str(error))
-        raise DataError(
-            f"A picture is a path, bytes, a Pillow image or an array (H, W, C), and this is {type(picture).__name__}."
-        )
+        raise DataError(f"Expected a path, bytes, a PIL image or an array (H, W, C), got {type(image).__name__}.")
 
 
-def _stacked(images: list[Tensor]) -> Images:
+def _is_folder(images: object) -> bool:
+    return isinstance(images, str | Path) and os.path.isdir(images)
+
+
+def _list_images(images: "Iterable[AnyInput] | str | Path") -> "Iterable[AnyInput] | list[str]":
+    """Return the images of a folder, or the images themselves."""
+    if isinstance(images, str | Path):
+        return find_images([str(images)], ()) if _is_folder(images) else [str(images)]
+    return images
+
+
+def _stack(images: list[Tensor]) -> Images:
     return torch.stack(images) if len({image.shape for image in images}) == 1 else images

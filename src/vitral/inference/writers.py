@@ -1,260 +1,324 @@
-"""Rows of predictions: on the console as they come, or in a file that survives an interruption."""
+"""Write predictions to CSV or JSON lines, in a file that an interrupted command can resume, and features to files."""
 
 import csv
 import io
 import json
 import os
-import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import BinaryIO, NamedTuple, TextIO
 
-from vitral.errors import ConfigError
-from vitral.files import as_text, printable, to_json, try_lock
+import numpy as np
 
+from vitral.data.parquet import import_pyarrow
+from vitral.data.scan import Progress
+from vitral.errors import ConfigError, VitralError, check_int
+from vitral.files import as_text, atomic_path, to_json, try_lock
+from vitral.inference.predictor import Failure, Predictor
+
+MAX_ROW_BYTES = 2**24
+"""A longer row of a file to resume was not written by vitral."""
+TOLERANCE = 1e-3
+"""Largest change of a probability between two runs of the same model, such as on another device."""
 Top = list[tuple[str, float]]
 
 
-@contextmanager
-def open_rows(out: Path | None, format: str, top: int, files: Sequence[str], *, resume: bool) -> "Iterator[Rows]":
-    """What the rows of these files go to; a file is never written over, and only gone on with by ``resume``."""
-    if out is None:
-        shown: dict[str, type[Rows]] = {"human": HumanRows, "json": JsonRows, "csv": CsvRows, "quiet": QuietRows}
-        rows = shown[format](sys.stdout, top)
-        rows.begin()
-        yield rows
-        return
-    with _open_to_go_on(out, check_target(out, resume=resume), top, files) as rows:
-        yield rows
-        rows.keep()
+class Row(NamedTuple):
+    """The most probable labels of one image, or the reason why it is unusable."""
+
+    file: str
+    top: Top
+    error: str | None = None
 
 
-def check_target(out: Path, *, resume: bool) -> "type[FileRows]":
-    """How rows are written there; ConfigError where they cannot be."""
-    kinds: dict[str, type[FileRows]] = {".csv": CsvRows, ".jsonl": JsonRows, ".json": JsonRows}
-    if out.suffix.lower() not in kinds:
-        raise ConfigError(f"--out {out} must end in .csv or .jsonl.")
-    if out.exists() and not resume:
-        raise ConfigError(f"{out} is there already.", hint="Go on with it by --resume, or give another name.")
-    return kinds[out.suffix.lower()]
-
-
-@contextmanager
-def _open_to_go_on(out: Path, kind: "type[FileRows]", top: int, files: Sequence[str]) -> "Iterator[Rows]":
-    try:
-        stream = out.open("r+b" if out.exists() else "x+b")
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be used: {error.strerror}.") from error
-    with stream:
-        if not try_lock(stream.fileno()):
-            raise ConfigError(f"{out} is being written by another process.", hint="Wait for it, or give another --out.")
-        try:
-            content = stream.read()
-            complete = kind.complete(content)
-            already = kind.parse(complete.decode("utf-8"), top)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{out} cannot be used: {getattr(error, 'strerror', None) or error}.") from error
-        if not kind.START.startswith(content[: len(kind.START)]):
-            raise ConfigError(f"{out} holds no predictions, so there is nothing to go on with.")
-        check_rows(already, files)
-        stream.truncate(len(complete))  # what was cut off while it was written is written again
-        stream.seek(len(complete))
-        rows = kind(io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True), top)
-        rows.is_file, rows.already = True, already
-        if not complete:
-            rows.begin()
-        yield rows
-
-
-def check_rows(already: "Sequence[Already]", files: Sequence[str]) -> None:
-    """ConfigError where the rows that are there are not the first of these files."""
-    for place, row in enumerate(already):
-        if place >= len(files) or as_text(files[place]) != row.file:
-            raise ConfigError(
-                f"Row {place + 1} of --out is {row.file}, which is not picture {place + 1} of those given.",
-                hint="Give the same pictures in the same order, or another --out.",
-            )
-
-
-def check_same_model(already: "Sequence[Already]", ask: "Callable[[int], Top | None]") -> None:
-    """ConfigError where the last answer of a file that is gone on with is not what the model says now. ``ask`` gives
-    that for the picture of a row, None where it can no longer be read; then the row before it is asked about."""
-    for place in reversed(range(len(already))):
-        row = already[place]
-        if row.label is None:
-            continue
-        now = ask(place)
-        if now is None:
-            continue
-        same = len(now) == row.width and now[0][0] == row.label and abs(now[0][1] - row.probability) < 1e-3
-        if not same:
-            raise ConfigError(
-                f"--out has {row.label} ({row.probability:.1%}, {row.width} labels) for {row.file}, and would now have "
-                f"{now[0][0]} ({now[0][1]:.1%}, {len(now)} labels).",
-                hint="Go on with the model and the --top that it was begun with, or give another --out.",
-            )
-        return
-
-
-class Already(NamedTuple):
-    """A row that is there; ``label`` is None for a picture that failed."""
+class WrittenRow(NamedTuple):
+    """A row of an existing file; ``label`` is None for an unusable image."""
 
     file: str
     label: str | None
     probability: float
     width: int
+    """Number of labels."""
 
 
-class Rows(ABC):
-    """A row for each picture: add or add_error; ``keep`` brings them to the disk."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowFormat:
+    """How rows are written as text and read back."""
 
-    def __init__(self, stream: TextIO, top: int):
-        self.stream, self.top = stream, top
-        self.is_file = False
-        self.already: list[Already] = []
-        """What a file that is gone on with holds."""
-
-    @property
-    def done(self) -> int:
-        return len(self.already)
-
-    @property
-    def failed(self) -> int:
-        return sum(row.label is None for row in self.already)
-
-    def begin(self) -> None:  # noqa: B027 (most kinds have nothing before their rows)
-        """What comes before the rows."""
-
-    @abstractmethod
-    def add(self, file: str, top: Top) -> None: ...
-
-    @abstractmethod
-    def add_error(self, file: str, reason: str) -> None: ...
-
-    def keep(self) -> None:
-        self.stream.flush()
-        if self.is_file:
-            os.fsync(self.stream.fileno())
+    start: bytes
+    """The first bytes of every file."""
+    write_header: Callable[[TextIO, int], None]
+    write: Callable[[TextIO, Row, int], None]
+    """Write a row with up to this many labels."""
+    parse: Callable[[str, int], WrittenRow | None]
+    """Return a row with up to this many labels, or None for the header. Raise an error for other text."""
+    quoted: bool
+    """True if quotes may contain line breaks."""
 
 
-class FileRows(Rows):
-    """Rows that can be read again."""
-
-    START: bytes
-    """What such a file begins with."""
-
-    @staticmethod
-    def complete(content: bytes) -> bytes:
-        """Without a last row that was cut off."""
-        return content[: content.rfind(b"\n") + 1]
-
-    @staticmethod
-    @abstractmethod
-    def parse(text: str, top: int) -> list[Already]:
-        """ConfigError when the rows were not made with this ``top``."""
+# ---- formats ----
 
 
-class JsonRows(FileRows):
-    START = b'{"file": '
-
-    def add(self, file: str, top: Top) -> None:
-        places = [{"label": label, "probability": probability} for label, probability in top]
-        self._write({"file": as_text(file), **places[0], "top": places})
-
-    def add_error(self, file: str, reason: str) -> None:
-        self._write({"file": as_text(file), "error": reason})
-
-    def _write(self, row: dict[str, Any]) -> None:
-        self.stream.write(to_json(row, self.stream) + "\n")
-
-    @staticmethod
-    def parse(text: str, top: int) -> list[Already]:
-        try:
-            rows = [json.loads(line) for line in text.split("\n")[:-1]]
-            found = [
-                Already(row["file"], None, 0.0, 0)
-                if "error" in row
-                else Already(row["file"], str(row["label"]), float(row["probability"]), len(row["top"]))
-                for row in rows
-            ]
-        except (ValueError, TypeError, KeyError):
-            raise _no_predictions() from None
-        if (widest := max((row.width for row in found), default=0)) > top:
-            raise ConfigError(f"--out was made with --top {widest}, and this is --top {top}.")
-        return found
+def _write_csv(stream: TextIO, row: Row, top: int) -> None:
+    labels = [value for label, probability in row.top for value in (label, f"{probability:.6f}")]
+    cells = [as_text(row.file), *labels, *[""] * (2 * top - len(labels)), row.error or ""]
+    quoting = csv.QUOTE_ALL if any("\r" in cell for cell in cells) else csv.QUOTE_MINIMAL  # Python 3.11 leaves \r bare
+    csv.writer(stream, lineterminator="\n", quoting=quoting).writerow(cells)
 
 
-class CsvRows(FileRows):
-    """file, label, probability, label_2, probability_2, ..., error."""
-
-    START = b"file,label,probability,"
-
-    def begin(self) -> None:
-        pairs = [("label", "probability"), *((f"label_{k}", f"probability_{k}") for k in range(2, self.top + 1))]
-        self._write(["file", *(name for pair in pairs for name in pair), "error"])
-
-    def add(self, file: str, top: Top) -> None:
-        values = [value for label, probability in top for value in (label, f"{probability:.6f}")]
-        self._write([as_text(file), *values, *[""] * (2 * self.top - len(values)), ""])
-
-    def add_error(self, file: str, reason: str) -> None:
-        self._write([as_text(file), *[""] * (2 * self.top), reason])
-
-    def _write(self, row: list[str]) -> None:
-        csv.writer(self.stream, lineterminator="\n").writerow(row)
-
-    @staticmethod
-    def complete(content: bytes) -> bytes:
-        """Also a line break inside of quotes is not the end of a row."""
-        end = quotes = start = 0
-        while (at := content.find(b"\n", start)) >= 0:
-            quotes += content.count(b'"', start, at)
-            start = at + 1
-            end = start if quotes % 2 == 0 else end
-        return content[:end]
-
-    @staticmethod
-    def parse(text: str, top: int) -> list[Already]:
-        rows = list(csv.reader(io.StringIO(text, newline="")))
-        if not rows:
-            return []
-        if rows[0][:1] != ["file"] or rows[0][-1] != "error" or any(len(row) != len(rows[0]) for row in rows):
-            raise _no_predictions()
-        if len(rows[0]) != 2 * top + 2:
-            raise ConfigError(f"--out was made with --top {len(rows[0]) // 2 - 1}, and this is --top {top}.")
-        try:
-            return [
-                Already(row[0], None, 0.0, 0)
-                if row[-1]
-                else Already(row[0], row[1], float(row[2]), sum(map(bool, row[2:-1:2])))
-                for row in rows[1:]
-            ]
-        except ValueError:
-            raise _no_predictions() from None
+def _write_csv_header(stream: TextIO, top: int) -> None:
+    names = [("label", "probability"), *((f"label_{k}", f"probability_{k}") for k in range(2, top + 1))]
+    csv.writer(stream, lineterminator="\n").writerow(["file", *(name for pair in names for name in pair), "error"])
 
 
-def _no_predictions() -> ConfigError:
-    return ConfigError("--out holds lines that are no predictions.")
+def _parse_csv(text: str, top: int) -> WrittenRow | None:
+    (cells,) = csv.reader(io.StringIO(text, newline=""))
+    if cells[:3] == ["file", "label", "probability"]:
+        _check_top(len(cells) // 2 - 1, top, is_same=len(cells) == 2 * top + 2)
+        return None
+    if len(cells) != 2 * top + 2:
+        raise ValueError(f"{len(cells)} columns")
+    if cells[-1]:
+        return WrittenRow(cells[0], None, 0.0, 0)
+    return WrittenRow(cells[0], cells[1], float(cells[2]), sum(map(bool, cells[2:-1:2])))
 
 
-class HumanRows(Rows):
-    """A line a picture: its name, and the labels with their probabilities."""
-
-    def add(self, file: str, top: Top) -> None:
-        shown = "  ".join(f"{label} {probability:.1%}" for label, probability in top)
-        self.stream.write(f"{printable(file)}  {printable(shown)}\n")
-
-    def add_error(self, file: str, reason: str) -> None:
-        self.stream.write(f"{printable(file)}  cannot be used: {printable(reason)}\n")
+def _write_json(stream: TextIO, row: Row, top: int) -> None:
+    labels = [{"label": label, "probability": probability} for label, probability in row.top]
+    values = {"error": row.error} if row.error is not None else {**labels[0], "top": labels}
+    stream.write(to_json({"file": as_text(row.file), **values}, stream) + "\n")
 
 
-class QuietRows(Rows):
-    """The label alone; an empty line for a picture that failed."""
+def _parse_json(text: str, top: int) -> WrittenRow:
+    row = json.loads(text)
+    if "error" in row:
+        return WrittenRow(row["file"], None, 0.0, 0)
+    width = len(row["top"])
+    _check_top(width, top, is_same=width <= top)
+    return WrittenRow(row["file"], str(row["label"]), float(row["probability"]), width)
 
-    def add(self, file: str, top: Top) -> None:
-        self.stream.write(f"{printable(top[0][0])}\n")
 
-    def add_error(self, file: str, reason: str) -> None:
-        self.stream.write("\n")
+def _check_top(written: int, top: int, *, is_same: bool) -> None:
+    if not is_same:
+        raise ConfigError(f"The --out file was written with --top {written} (got --top {top}).")
+
+
+CSV = RowFormat(
+    start=b"file,label,probability,",
+    write_header=_write_csv_header,
+    write=_write_csv,
+    parse=_parse_csv,
+    quoted=True,
+)
+JSON_LINES = RowFormat(
+    start=b'{"file": ', write_header=lambda stream, top: None, write=_write_json, parse=_parse_json, quoted=False
+)
+FORMATS = {".csv": CSV, ".jsonl": JSON_LINES, ".json": JSON_LINES}
+
+
+# ---- predictions ----
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictionFile:
+    """The result of `predict_to_file`."""
+
+    path: Path
+    rows: int
+    failed: int
+    """Number of unusable images, whose rows hold the reason."""
+
+
+def predict_rows(predictor: Predictor, files: Sequence[str], *, top: int) -> Iterator[Row]:
+    """Yield a row per image, in order."""
+    for file, result in predictor.stream(files):
+        is_failure = isinstance(result, Failure)
+        yield Row(file, [], result.reason) if is_failure else Row(file, result.top(top))
+
+
+def predict_to_file(
+    predictor: Predictor, files: Sequence[str], out: Path, *, top: int = 5, resume: bool = False
+) -> Iterator[Progress | PredictionFile]:
+    """Write a row per image to a .csv or .jsonl file; yield progress, then the result.
+
+    Each batch is flushed to disk, so a killed process loses at most one batch. With ``resume``, continue after the last
+    complete row. Raise ConfigError if the file exists (without ``resume``), is being written by another process, or
+    does not start with the rows of these images and this model.
+    """
+    top = min(check_int("top", top, minimum=1), len(predictor.labels))
+    predictor.loaded.check_has_head()
+    row_format = check_prediction_target(out, resume=resume)
+    with _open_exclusively(out) as stream:
+        written = _read_written(stream, row_format, files, top=top, out=out)
+        _check_same_model(written, predictor, files, top=top)
+        text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
+        if stream.tell() == 0:
+            row_format.write_header(text, top)
+        failed = sum(row.label is None for row in written)
+        yield Progress(done=len(written), total=len(files))
+        for number, row in enumerate(predict_rows(predictor, files[len(written) :], top=top), len(written) + 1):
+            failed += row.error is not None
+            row_format.write(text, row, top)
+            if number % predictor.batch_size == 0 or number == len(files):
+                text.flush()
+                os.fsync(stream.fileno())
+                yield Progress(done=number, total=len(files))
+        text.flush()
+    yield PredictionFile(path=out, rows=len(files), failed=failed)
+
+
+def check_prediction_target(out: Path, *, resume: bool) -> RowFormat:
+    """Return the format of a target by its suffix. Raise ConfigError if it cannot be used."""
+    if out.suffix.lower() not in FORMATS:
+        raise ConfigError(f"--out must end in .csv or .jsonl (got {out}).")
+    if out.exists() and not resume:
+        raise ConfigError(f"{out} already exists.", hint="Pass --resume to continue it, or another --out.")
+    return FORMATS[out.suffix.lower()]
+
+
+@contextmanager
+def _open_exclusively(out: Path) -> Generator[BinaryIO]:
+    try:
+        stream = out.open("r+b" if out.exists() else "x+b")
+    except OSError as error:
+        raise ConfigError(f"Cannot write {out}: {error.strerror or error}.") from error
+    try:
+        with stream:
+            if not try_lock(stream.fileno()):
+                raise ConfigError(
+                    f"{out} is being written by another process.", hint="Wait for it, or pass another --out."
+                )
+            yield stream
+    except OSError as error:
+        raise VitralError(f"Cannot write {out}: {error.strerror or error}.") from error
+
+
+def _read_written(
+    stream: BinaryIO, row_format: RowFormat, files: Sequence[str], *, top: int, out: Path
+) -> list[WrittenRow]:
+    """Return the complete rows of the file, cut off an incomplete one, and move to the end."""
+    rows: list[WrittenRow] = []
+    end = 0
+    try:
+        if not row_format.start.startswith(stream.read(len(row_format.start))):
+            raise ValueError("another start")
+        stream.seek(0)
+        for record in _complete_records(stream, quoted=row_format.quoted):
+            if (row := row_format.parse(record.decode("utf-8"), top)) is not None:
+                _check_row(row, len(rows), files)
+                rows.append(row)
+            end += len(record)
+        stream.truncate(end)
+        stream.seek(end)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, csv.Error) as error:
+        raise ConfigError(f"{out} does not contain predictions.", hint="Pass another --out.") from error
+    return rows
+
+
+def _complete_records(stream: BinaryIO, *, quoted: bool) -> Iterator[bytes]:
+    """Yield each row with its line break. Stop at an incomplete one."""
+    lines: list[bytes] = []
+    size = quotes = 0
+    while (line := stream.readline(MAX_ROW_BYTES)).endswith(b"\n"):
+        lines.append(line)
+        size, quotes = size + len(line), quotes + line.count(b'"')
+        if size > MAX_ROW_BYTES:
+            break
+        if not quoted or quotes % 2 == 0:
+            yield b"".join(lines)
+            lines, size, quotes = [], 0, 0
+    if size + len(line) >= MAX_ROW_BYTES:
+        raise ValueError(f"a row of over {MAX_ROW_BYTES} bytes")
+
+
+def _check_row(row: WrittenRow, index: int, files: Sequence[str]) -> None:
+    """Raise ConfigError if the row of this index is not the one of the image of this index."""
+    if index >= len(files) or as_text(files[index]) != row.file:
+        raise ConfigError(
+            f"Row {index + 1} of --out is for {row.file}, which is not image {index + 1} of this command.",
+            hint="Pass the same images in the same order, or another --out.",
+        )
+
+
+def _check_same_model(rows: Sequence[WrittenRow], predictor: Predictor, files: Sequence[str], *, top: int) -> None:
+    """Raise ConfigError if the model no longer predicts the last row whose image is still readable."""
+    for index in reversed(range(len(rows))):
+        row = rows[index]
+        if row.label is None:
+            continue
+        (current,) = predict_rows(predictor, [files[index]], top=top)
+        if current.error is not None:
+            continue
+        label, probability = current.top[0]
+        if (len(current.top), label) != (row.width, row.label) or not abs(probability - row.probability) < TOLERANCE:
+            raise ConfigError(
+                f"--out has {row.label} ({row.probability:.1%}, {row.width} labels) for {row.file}, but the model now "
+                f"predicts {label} ({probability:.1%}, {len(current.top)} labels).",
+                hint="Resume with the same model and --top, or pass another --out.",
+            )
+        return
+
+
+# ---- features ----
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeatureFile:
+    """The result of `features_to_file`."""
+
+    path: Path
+    images: int
+    width: int
+    failures: tuple[tuple[str, str], ...]
+    """Unusable images, which are left out, each with the reason."""
+
+
+def features_to_file(predictor: Predictor, files: Sequence[str], out: Path) -> Iterator[Progress | FeatureFile]:
+    """Write the embedding of each image to a new .npz or .parquet file; yield progress, then the result.
+
+    An .npz file has the arrays ``files`` and ``features``, a Parquet file the columns ``file`` and ``features``.
+    """
+    check_feature_target(out)
+    names: list[str] = []
+    rows: list[np.ndarray] = []
+    failures: list[tuple[str, str]] = []
+    yield Progress(done=0, total=len(files))
+    for number, (file, features) in enumerate(predictor.features(files), 1):
+        if isinstance(features, Failure):
+            failures.append((file, features.reason))
+        else:
+            names.append(as_text(file))
+            rows.append(features)
+        yield Progress(done=number, total=len(files))
+    width = predictor.loaded.feature_width
+    _write_features(out, names, np.stack(rows) if rows else np.empty((0, width), np.float32))
+    yield FeatureFile(path=out, images=len(rows), width=width, failures=tuple(failures))
+
+
+def check_feature_target(out: Path) -> None:
+    """Raise ConfigError if features cannot be written to this path."""
+    if out.suffix.lower() not in (".npz", ".parquet"):
+        raise ConfigError(f"--out must end in .npz or .parquet (got {out}).")
+    if out.exists():
+        raise ConfigError(f"{out} already exists.", hint="Pass another --out.")
+    if not out.parent.is_dir():
+        raise ConfigError(f"The folder of --out was not found: {out.parent}.")
+    if out.suffix.lower() == ".parquet":
+        import_pyarrow()
+
+
+def _write_features(path: Path, names: list[str], table: np.ndarray) -> None:
+    with atomic_path(path) as temporary:
+        if path.suffix.lower() == ".parquet":
+            parquet, pyarrow = import_pyarrow(), import_module("pyarrow")
+            columns = {
+                "file": pyarrow.array(names, pyarrow.string()),
+                "features": pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(table.ravel()), table.shape[1]),
+            }
+            parquet.write_table(pyarrow.table(columns), temporary)
+        else:
+            with temporary.open("wb") as stream:
+                np.savez(stream, files=np.array(names, dtype=str), features=table)

@@ -1,4 +1,4 @@
-"""Multi-head self-attention: the fused kernel, the explicit one that shows its weights, and the axial kind.
+"""Multi-head self-attention: with the fused kernel, with visible weights for recording, and axial.
 
 Linear layers run on the packed sequence; the products of queries and keys stay within each image.
 """
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitral.model.config import ViTConfig
-from vitral.model.initialize import Linear, xavier_uniform_each_
+from vitral.model.layers import Linear, xavier_uniform_each_
 from vitral.model.packing import Group, Packing, join
 from vitral.model.positions import RelativePositions
 
@@ -31,41 +31,42 @@ class Attention(nn.Module):
         self.to_qkv = Linear(width, 3 * width, weight=xavier_uniform_each_(3))
         self.relative = RelativePositions(config) if config.position == "relative" else None
         self.to_out = Linear(width, width, weight=nn.init.xavier_uniform_)
-        self.recorders: tuple[Recorder, ...] = ()  # those of record_attention
+        self.recorders: tuple[Recorder, ...] = ()  # set by record_attention
 
-    def forward(self, x: Float[Tensor, "B N D"], packing: Packing, unseen: bool = False) -> Float[Tensor, "B N D"]:
-        """``unseen`` leaves the recorders out, for what is only computed again."""
+    def forward(self, x: Float[Tensor, "B N D"], packing: Packing, record: bool = True) -> Float[Tensor, "B N D"]:
+        """Attend within each image. `record=False` skips the recorders, for a repeated computation."""
         parts = zip(packing.split(self.to_qkv(x)), packing.groups, strict=True)
-        if unseen or not self.recorders:
-            mixed = [self.mix(qkv, group) for qkv, group in parts]
-        else:
-            mixed, weights = zip(*[self.mix_and_show(qkv, group) for qkv, group in parts], strict=True)
-            for record in self.recorders:
-                record(list(weights), packing)
+        if not record or not self.recorders:
+            return self.to_out(join([self.mix(qkv, group) for qkv, group in parts]))
+        mixed, weights = zip(*[self.mix_with_weights(qkv, group) for qkv, group in parts], strict=True)
+        for recorder in self.recorders:
+            recorder(list(weights), packing)
         return self.to_out(join(mixed))
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"recorders": ()}  # a copy is not watched
+        return self.__dict__ | {"recorders": ()}  # a copy or pickle of the model is not recorded
 
     def mix(self, qkv: Float[Tensor, "B N QKV"], group: Group) -> Float[Tensor, "B N D"]:
+        """Mix the values by attention, with the fused kernel."""
         q, k, v = self.split_heads(qkv)
         mixed = self.attend(q, k, v, group)
         return mixed.transpose(1, 2).flatten(2)  # (B, heads, N, head_dim) -> (B, N, D)
 
-    def mix_and_show(self, qkv: Float[Tensor, "B N QKV"], group: Group) -> tuple[Tensor, Tensor]:
-        """The same without the fused kernel: also gives the attention weights (B, heads, N, N)."""
+    def mix_with_weights(self, qkv: Float[Tensor, "B N QKV"], group: Group) -> tuple[Tensor, Tensor]:
+        """Do the same without the fused kernel, and also return the attention weights (B, heads, N, N)."""
         q, k, v = self.split_heads(qkv)
         logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
         if self.relative is not None:
             logits = logits + self.relative(q, group)
-        if (visible := self.printable(group, q.device)) is not None:
+        if (visible := self.visible_keys(group, q.device)) is not None:
             logits = logits.masked_fill(~visible, float("-inf"))
         weights = logits.softmax(dim=-1)
         mixed = F.dropout(weights, self.drop_rate, self.training) @ v
         return mixed.transpose(1, 2).flatten(2), weights
 
     def split_heads(self, qkv: Float[Tensor, "B N QKV"]) -> tuple[Heads, Heads, Heads]:
-        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 3 x (B, heads, N, head_dim)
+        x = torch.unflatten(qkv, -1, (3, self.heads, -1))
+        q, k, v = x.permute(2, 0, 3, 1, 4)  # 3 x (B, heads, N, head_dim)
         return q, k, v
 
     def attend(self, q: Heads, k: Heads, v: Heads, group: Group) -> Heads:
@@ -76,14 +77,16 @@ class Attention(nn.Module):
         dropout = self.drop_rate if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
 
-    def printable(self, group: Group, device: torch.device) -> Tensor | None:
-        """(N, N): which keys each query may look at; None: all."""
+    def visible_keys(self, group: Group, device: torch.device) -> Tensor | None:
+        """Return (N, N): the keys that each query attends to; None for all keys."""
         return None
 
 
 class AxialAttention(Attention):
-    """Appendix D.6: patches look along their own row, or their own column, and at class token and registers, which
-    look at everything."""
+    """Axial attention of appendix D.6.
+
+    Patches attend to their row (or column), the class token and the registers. Class token and registers attend to all.
+    """
 
     def __init__(self, config: ViTConfig, *, along: str):
         super().__init__(config)
@@ -93,45 +96,47 @@ class AxialAttention(Attention):
         extras = group.extras
         bias = None if self.relative is None else self.relative(q, group)
         k_line, v_line = (self.with_extras(x, group) for x in (k, v))
-        patches = self.fused(self.lines(q[:, :, extras:], group), k_line, v_line, self.line_bias(bias, group))
-        patches = self.unlines(patches, group)
+        patches = self.fused(self.to_lines(q[:, :, extras:], group), k_line, v_line, self.line_bias(bias, group))
+        patches = self.from_lines(patches, group)
         if not extras:
             return patches
-        all_seeing = self.fused(q[:, :, :extras], k, v, None if bias is None else bias[:, :, :extras])
-        return torch.cat([all_seeing, patches], dim=2)
+        extra_tokens = self.fused(q[:, :, :extras], k, v, None if bias is None else bias[:, :, :extras])
+        return torch.cat([extra_tokens, patches], dim=2)
 
     def count_lines(self, group: Group) -> int:
         return group.grid[0] if self.along_rows else group.grid[1]
 
-    def lines(self, x: Heads, group: Group) -> Float[Tensor, "lines H _ E"]:
-        x = x.unflatten(2, group.grid)  # (B, heads, rows, columns, head_dim)
+    def to_lines(self, x: Heads, group: Group) -> Float[Tensor, "lines H _ E"]:
+        """Split patches into rows or columns, which become the batch."""
+        x = torch.unflatten(x, 2, group.grid)  # (B, heads, rows, columns, head_dim)
         x = x.permute(0, 2, 1, 3, 4) if self.along_rows else x.permute(0, 3, 1, 2, 4)
         return x.flatten(0, 1)
 
-    def unlines(self, x: Float[Tensor, "lines H _ E"], group: Group) -> Heads:
-        x = x.unflatten(0, (x.shape[0] // self.count_lines(group), self.count_lines(group)))
+    def from_lines(self, x: Float[Tensor, "lines H _ E"], group: Group) -> Heads:
+        """Join rows or columns into patches again."""
+        lines = self.count_lines(group)
+        x = torch.unflatten(x, 0, (x.shape[0] // lines, lines))
         x = x.permute(0, 2, 1, 3, 4) if self.along_rows else x.permute(0, 2, 3, 1, 4)
         return x.flatten(2, 3)
 
     def with_extras(self, x: Heads, group: Group) -> Float[Tensor, "lines H _ E"]:
-        """Each line, behind the class token and registers of its image."""
-        line = self.lines(x[:, :, group.extras :], group)
+        """Prepend the class token and registers of its image to each line."""
+        lines = self.to_lines(x[:, :, group.extras :], group)
         extras = x[:, :, : group.extras].repeat_interleave(self.count_lines(group), dim=0)
-        return torch.cat([extras, line], dim=2)
+        return torch.cat([extras, lines], dim=2)
 
     def line_bias(self, bias: Tensor | None, group: Group) -> Tensor | None:
-        """(B, heads, N, N) -> for each line (lines, heads, line, extras + line)."""
+        """Return the bias of each line: (B, heads, N, N) -> (lines, heads, line, extras + line)."""
         if bias is None:
             return None
-        rows = self.lines(bias[:, :, group.extras :], group)  # (lines, heads, line, N)
-        of_extras, of_patches = rows.split([group.extras, rows.shape[-1] - group.extras], dim=-1)
-        grid = of_patches.unflatten(-1, group.grid)
-        lines = self.count_lines(group)
-        grid = grid.unflatten(0, (grid.shape[0] // lines, lines)).movedim(-2 if self.along_rows else -1, 2)
-        own = grid.diagonal(dim1=1, dim2=2).movedim(-1, 1).flatten(0, 1)  # key line = query line
-        return torch.cat([of_extras, own], dim=-1)
+        rows = self.to_lines(bias[:, :, group.extras :], group)  # (lines, heads, line, N)
+        extra_keys, patch_keys = rows[..., : group.extras], rows[..., group.extras :]
+        grid, lines = torch.unflatten(patch_keys, -1, group.grid), self.count_lines(group)
+        grid = torch.unflatten(grid, 0, (grid.shape[0] // lines, lines)).movedim(-2 if self.along_rows else -1, 2)
+        same_line = grid.diagonal(dim1=1, dim2=2).movedim(-1, 1).flatten(0, 1)  # key line = query line
+        return torch.cat([extra_keys, same_line], dim=-1)
 
-    def printable(self, group: Group, device: torch.device) -> Tensor | None:
+    def visible_keys(self, group: Group, device: torch.device) -> Tensor | None:
         rows, columns = group.grid
         patch = torch.arange(rows * columns, device=device)
         line = patch // columns if self.along_rows else patch % columns

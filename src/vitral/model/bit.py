@@ -2,49 +2,49 @@
 
     image -> root -> four stages of pre-activation bottlenecks -> norm -> mean -> head -> logits
 
-Weight standardisation and GroupNorm instead of BatchNorm, so an answer never depends on its batch. Its face is that of
-ViT (``config``, ``features``, ``head``), and so it trains, evaluates and predicts through the same commands.
+Weight standardization and GroupNorm replace BatchNorm, so predictions never depend on the batch. BiT has the interface
+of ViT (`config`, `features`, `head`), so the same commands train, evaluate and run it.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast, overload
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-from vitral.errors import ConfigError
+from vitral.errors import ConfigError, check_type
 from vitral.model.bit_config import BiTConfig
-from vitral.model.features import Features
-from vitral.model.initialize import Linear, constant_, initialize, lecun_normal_
-from vitral.model.layers import ByLayer
+from vitral.model.config import NORM_GROUPS
+from vitral.model.features import ByLayer, Features
+from vitral.model.layers import build_head, initialize, lecun_normal_
 from vitral.model.packing import check_images, stack_by_size
+from vitral.model.parameter_groups import optimizer_groups
 
 Images = Float[Tensor, "B C H W"] | Sequence[Float[Tensor, "C _ _"]]
 Maps = Float[Tensor, "B _ _ _"]
 
 
 class BiT(nn.Module):
-    """A ResNet-v2, as its BiTConfig describes it."""
+    """A ResNet-v2, described by its BiTConfig."""
 
     def __init__(self, config: BiTConfig):
-        if not isinstance(config, BiTConfig):
-            raise ConfigError(f"BiT takes a BiTConfig, and this is {config!r}.", hint="A name goes to vitral.create.")
+        check_type("config", config, BiTConfig, hint="Pass names to vitral.create.")
         super().__init__()
         self.config = config
-        self.gradient_checkpointing = False  # True: keep only what enters each unit, compute the rest again backwards
+        self.gradient_checkpointing = False  # True: store only the input of each unit, and recompute the rest
 
-        width = 64 * config.width_factor
-        self.root = StandardisedConv(config.channels, width, 7, stride=2, padding=3)
-        self.blocks = nn.ModuleList(build_units(config, width))
+        self.root = StandardizedConv(config.channels, config.root_width, 7, stride=2, padding=3)
+        self.blocks = nn.ModuleList(build_units(config))
         self.norm = group_norm(config.width)
         self.representation = nn.Identity()
-        self.head = build_head(config)
+        self.head = build_head(config.width, config.num_classes, config.head_bias)
 
     def forward(self, images: Images) -> Float[Tensor, "B K"]:
-        """(B, C, H, W), or a list of (C, H, W) of any sizes -> logits (B, K)."""
+        """Return logits (B, K) for (B, C, H, W), or for a list of (C, H, W) of any sizes."""
         if not isinstance(images, Tensor):
             stacks, order = stack_by_size(images, self.config, self.root.weight)
             logits = torch.cat([self.forward(stack) for stack in stacks])
@@ -52,45 +52,67 @@ class BiT(nn.Module):
         return self.head(self.encode(images).mean(dim=(2, 3)))
 
     def encode(self, images: Float[Tensor, "B C H W"]) -> Maps:
-        """The last feature map, a thirty-second of the image's sides."""
+        """Return the last feature map, a thirty-second of the image size."""
         check_images(images, self.config.channels, self.root.weight, axes=4)
-        x = self.root(images)
+        x: Tensor = self.root(images)
         x = F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, stride=2)  # padded with zeros, as in the published networks
         for unit in self.blocks:
-            wanted = self.gradient_checkpointing and torch.is_grad_enabled()
-            x = checkpoint(unit, x, use_reentrant=False) if wanted else unit(x)
+            checkpointed = self.gradient_checkpointing and torch.is_grad_enabled()
+            x = cast("Tensor", checkpoint(unit, x, use_reentrant=False)) if checkpointed else unit(x)
         return self.norm(x).relu()
 
-    def features(self, images: Images, layers: int | Iterable[int] = ()) -> Any:
-        """The cells of the last feature map as patches, and their mean; a list of images gives a list of Features."""
+    @overload
+    def features(self, images: Tensor, layers: int | Iterable[int] = ()) -> Features: ...
+    @overload
+    def features(self, images: Sequence[Tensor], layers: int | Iterable[int] = ()) -> list[Features]: ...
+    def features(self, images: Images, layers: int | Iterable[int] = ()) -> Features | list[Features]:
+        """Return the cells of the last feature map as patches, and their mean; a list for a list of images."""
         if layers not in ((), []):
-            raise ConfigError(f"layers={layers!r}: a BiT has no layers of tokens, only its last feature map.")
-        if not isinstance(images, Tensor):
-            stacks, order = stack_by_size(images, self.config, self.root.weight)
-            found = dict(zip(order, (one for stack in stacks for one in self.encode(stack)), strict=True))
-            return [as_features(found[number][None]) for number in range(len(order))]
-        return as_features(self.encode(images))
+            raise ConfigError(f"layers={layers!r}: a BiT has features of its last feature map only.", hint="Omit it.")
+        if isinstance(images, Tensor):
+            return build_features(self.encode(images))
+        stacks, order = stack_by_size(images, self.config, self.root.weight)
+        maps = dict(zip(order, (image for stack in stacks for image in self.encode(stack)), strict=True))
+        return [build_features(maps[index][None]) for index in range(len(order))]
+
+    def reset_head(self, num_classes: int) -> "BiT":
+        """Replace the head by a new one with zero weights, for another number of classes; 0 removes it."""
+        bias = self.config.head_bias if num_classes else 0.0
+        self.config = replace(self.config, num_classes=num_classes, head_bias=bias)
+        self.head = build_head(self.config.width, num_classes, bias).to(self.norm.weight)
+        return self
+
+    def parameter_groups(self, lr: float, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
+        """Return parameter groups for an optimizer, as `ViT.parameter_groups` does; every unit is a layer."""
+        blocks = len(self.blocks)
+        return optimizer_groups(self, blocks, lr=lr, weight_decay=weight_decay, layer_decay=layer_decay)
 
 
-def as_features(maps: Maps) -> Features:
-    """The cells of the feature map as patches, and their mean."""
+def build_features(maps: Maps) -> Features:
+    """Return the cells of a feature map as patches, and their mean."""
     patches = maps.flatten(2).mT  # (B, D, rows, columns) -> (B, N, D)
-    none = patches[:, :0]
-    grid = (maps.shape[2], maps.shape[3])
-    pooled = maps.mean(dim=(2, 3))
-    return Features(cls=None, registers=none, patches=patches, grid=grid, pooled=pooled, layers=ByLayer({}, depth=0))
+    return Features(
+        cls=None,
+        registers=patches[:, :0],
+        patches=patches,
+        grid=(maps.shape[2], maps.shape[3]),
+        pooled=maps.mean(dim=(2, 3)),
+        layers=ByLayer({}, depth=0),
+    )
 
 
 class Unit(nn.Module):
-    """A residual unit: norm and ReLU come before each convolution (He et al. 2016), the projection after the first."""
+    """A residual unit with norm and ReLU before each convolution (He et al. 2016).
+
+    The shortcut projection reads the output of the first norm and ReLU."""
 
     def __init__(self, inputs: int, middle: int, outputs: int, stride: int):
         super().__init__()
-        self.norm1, self.conv1 = group_norm(inputs), StandardisedConv(inputs, middle, 1)
-        self.norm2, self.conv2 = group_norm(middle), StandardisedConv(middle, middle, 3, stride=stride, padding=1)
-        self.norm3, self.conv3 = group_norm(middle), StandardisedConv(middle, outputs, 1)
-        changes = inputs != outputs or stride != 1
-        self.shortcut = StandardisedConv(inputs, outputs, 1, stride=stride) if changes else None
+        self.norm1, self.conv1 = group_norm(inputs), StandardizedConv(inputs, middle, 1)
+        self.norm2, self.conv2 = group_norm(middle), StandardizedConv(middle, middle, 3, stride=stride, padding=1)
+        self.norm3, self.conv3 = group_norm(middle), StandardizedConv(middle, outputs, 1)
+        projects = inputs != outputs or stride != 1
+        self.shortcut = StandardizedConv(inputs, outputs, 1, stride=stride) if projects else None
 
     def forward(self, x: Maps) -> Maps:
         y = self.norm1(x).relu()
@@ -101,21 +123,23 @@ class Unit(nn.Module):
         return y + shortcut
 
 
-def build_units(config: BiTConfig, width: int) -> Iterable[Unit]:
-    """Each stage doubles the width; all but the first halve the size in their first unit."""
-    inputs = width
+def build_units(config: BiTConfig) -> Iterable[Unit]:
+    """Yield the units. Each stage doubles the width; all but the first halve the size in their first unit."""
+    inputs = config.root_width
     for stage, units in enumerate(config.stages):
-        middle = width * 2**stage
+        middle = config.root_width * 2**stage
         for unit in range(units):
             yield Unit(inputs, middle, 4 * middle, stride=2 if stage and unit == 0 else 1)
             inputs = 4 * middle
 
 
-class StandardisedConv(nn.Conv2d):
-    """Convolution with a weight of mean 0 and variance 1 in every output channel, no bias."""
+class StandardizedConv(nn.Conv2d):
+    """A convolution without bias, whose kernels have mean 0 and variance 1."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0):
-        super().__init__(inputs, outputs, kernel, stride, padding, bias=False)
+        super().__init__(  # pyright: ignore[reportUnknownMemberType]
+            inputs, outputs, kernel, stride, padding, bias=False
+        )
 
     def reset_parameters(self) -> None:
         initialize(self.weight, lecun_normal_)
@@ -127,10 +151,4 @@ class StandardisedConv(nn.Conv2d):
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(32, channels, eps=1e-5)
-
-
-def build_head(config: BiTConfig) -> nn.Module:
-    if config.num_classes == 0:
-        return nn.Identity()
-    return Linear(config.width, config.num_classes, weight=nn.init.zeros_, bias=constant_(config.head_bias))
+    return nn.GroupNorm(NORM_GROUPS, channels, eps=1e-5)

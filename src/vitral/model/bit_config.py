@@ -1,44 +1,45 @@
-"""BiTConfig: the paper's CNN baseline as one frozen, checked description. It needs no torch."""
+"""BiTConfig: the paper's CNN baseline as one frozen, checked description. This module does not import torch."""
 
 from dataclasses import dataclass, fields
 
-from vitral.errors import ConfigError
-from vitral.model.config import MOST_CHANNELS, Size, is_number, is_whole, pair, plain
+from vitral.errors import check_int
+from vitral.model.config import (
+    MAX_CHANNELS,
+    Size,
+    check_head,
+    check_ints,
+    check_size,
+    check_width_factor,
+    pair,
+    to_plain,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BiTConfig:
-    """A ResNet of "Big Transfer" (Kolesnikov et al. 2020). A name (``bit-r50x1``) sets the first two fields."""
+    """A ResNet of "Big Transfer" (Kolesnikov et al. 2020). A name such as `bit-r50x1` sets the first two fields."""
 
     stages: tuple[int, int, int, int]
     """Residual units in each of the four stages."""
-    width_factor: int = 1
-    """Multiplies all widths."""
+    width_factor: float = 1
+    """Multiplies all widths. The root has int(64 * width_factor) channels, a multiple of 32."""
     image_size: Size = 224
     """Side of the images in pixels, or (height, width). Other sizes work too."""
     channels: int = 3
     """Channels of the images."""
     num_classes: int = 1000
-    """Number of logits; 0 leaves the head off."""
+    """Number of logits; 0 omits the head."""
     head_bias: float = 0.0
     """Initial bias of the head."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
-        if not isinstance(self.stages, tuple) or len(self.stages) != 4 or not all(is_whole(n, 1) for n in self.stages):
-            raise ConfigError(f"stages={self.stages!r} must be four whole numbers of at least 1.")
-        for name, least in (("width_factor", 1), ("channels", 1), ("num_classes", 0)):
-            if not is_whole(getattr(self, name), least):
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be a whole number of at least {least}.")
-        if len(self.image_hw) != 2 or not all(is_whole(side, 1) for side in self.image_hw):
-            raise ConfigError(f"image_size={self.image_size!r} must be a whole number or (height, width).")
-        if self.channels > MOST_CHANNELS:
-            raise ConfigError(f"channels={self.channels} must be at most {MOST_CHANNELS}.")
-        if not is_number(self.head_bias):
-            raise ConfigError(f"head_bias={self.head_bias!r} must be a number.")
-        if self.num_classes == 0 and self.head_bias:
-            raise ConfigError(f"num_classes=0 leaves the head off, so head_bias={self.head_bias} has no meaning.")
+            object.__setattr__(self, field.name, to_plain(getattr(self, field.name)))
+        check_ints("stages", self.stages, count=4)
+        object.__setattr__(self, "width_factor", check_width_factor("width_factor", self.width_factor))
+        check_size("image_size", self.image_size)
+        check_int("channels", self.channels, minimum=1, maximum=MAX_CHANNELS)
+        check_head(self.num_classes, self.head_bias)
 
     @property
     def image_hw(self) -> tuple[int, int]:
@@ -46,7 +47,7 @@ class BiTConfig:
 
     @property
     def step_hw(self) -> tuple[int, int]:
-        """Pictures of any size fit."""
+        """Return the (height, width) whose multiples fit: images of any size do."""
         return 1, 1
 
     @property
@@ -58,17 +59,22 @@ class BiTConfig:
         return None
 
     @property
+    def root_width(self) -> int:
+        """Return the channels of the first convolution."""
+        return int(64 * self.width_factor)
+
+    @property
     def width(self) -> int:
-        """Of the features that the head sees."""
-        return 64 * self.width_factor * 32
+        """Return the length of the feature vector that the head receives."""
+        return 32 * self.root_width
 
     @property
     def blocks(self) -> int:
-        """Residual units in all."""
+        """Return the number of residual units."""
         return sum(self.stages)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """(rows, columns) of the last feature map."""
+        """Return the (rows, columns) of the last feature map."""
         for _ in range(5):
             height, width = -(-height // 2), -(-width // 2)
         return height, width

@@ -1,16 +1,24 @@
-"""ViTConfig: every choice of the paper and its appendix as one frozen, checked description of a network.
+"""ViTConfig: every architecture choice of the paper and its appendix, as one frozen, checked description.
 
-It needs no torch, so names, costs and command lines can be worked out before anything heavy is imported. The text
-under a field is its documentation wherever the field appears.
+This module does not import torch, so names, costs and command lines resolve quickly. The text under a field is its
+documentation everywhere: in docs/config.md, in --help and in TOML comments.
 """
 
-from ast import literal_eval
 from dataclasses import dataclass, fields
 from math import lcm
 from re import fullmatch
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
-from vitral.errors import ConfigError, DataError, did_you_mean
+from vitral.errors import (
+    ConfigError,
+    DataError,
+    check_bool,
+    check_choice,
+    check_int,
+    check_number,
+    check_type,
+    short_repr,
+)
 
 Size = int | tuple[int, int]
 Position = Literal["none", "learned", "learned-2d", "relative", "sincos-2d"]
@@ -19,33 +27,43 @@ Resample = Literal["bilinear-corners", "bicubic", "bicubic-antialias", "bicubic-
 Pool = Literal["token", "mean", "map", "none"]
 Activation = Literal["gelu-tanh", "gelu", "relu"]
 RepresentationActivation = Literal["tanh", "gelu", "relu"]
+AttentionKind = Literal["full", "axial"]
 StemNorm = Literal["group", "batch"]
+
+MAX_INT = 2**31 - 1
+MAX_CHANNELS = 10_000
+MAX_SIDE = 16384
+"""Largest image side in pixels that `parse_size` accepts."""
+NORM_GROUPS = 32
+"""Groups of every GroupNorm in the ResNets; their channels are a multiple of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResNetStem:
-    """The hybrid of the paper's section 3.1: a ResNet whose feature map is cut into patches instead of the image."""
+    """The hybrid of the paper's section 3.1: a ResNet whose feature map replaces the image."""
 
     stages: tuple[int, ...] = (3, 4, 9)
-    """Residual units in each stage; () is the root alone. The root halves the size twice, every stage after the
-    first once more."""
-    width_factor: int = 1
-    """Multiplies all widths of the ResNet."""
+    """Residual units per stage; () is the root alone. The root halves the size twice, every stage after the first
+    halves it once more."""
+    width_factor: float = 1
+    """Multiplies all widths of the ResNet. The root has int(64 * width_factor) channels, a multiple of 32."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.stages, tuple | list) or any(not is_whole(units, 1) for units in self.stages):
-            raise ConfigError(f"stem: stages={self.stages!r} must be a tuple of whole numbers of at least 1.")
-        object.__setattr__(self, "stages", tuple(self.stages))
-        if not is_whole(self.width_factor, 1):
-            raise ConfigError(f"stem: width_factor={self.width_factor!r} must be a whole number of at least 1.")
+        object.__setattr__(self, "stages", check_ints("stem: stages", self.stages))
+        object.__setattr__(self, "width_factor", check_width_factor("stem: width_factor", self.width_factor))
 
     @property
     def halvings(self) -> int:
         return 2 + max(0, len(self.stages) - 1)
 
     @property
+    def root_width(self) -> int:
+        """Return the channels of the first convolution."""
+        return int(64 * self.width_factor)
+
+    @property
     def out_channels(self) -> int:
-        return 64 * self.width_factor * (4 * 2 ** (len(self.stages) - 1) if self.stages else 1)
+        return self.root_width * (4 * 2 ** (len(self.stages) - 1) if self.stages else 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,20 +71,19 @@ class ConvStem:
     """Stacked 3x3 stride-2 convolutions ("Early Convolutions Help Transformers See Better", Xiao et al. 2021)."""
 
     widths: tuple[int, ...] = (48, 96, 192, 384)
-    """Output channels of each convolution; each halves the size, so four of them stand for 16-pixel patches."""
+    """Output channels per convolution. Each convolution halves the size: four of them equal 16-pixel patches."""
     norm: StemNorm = "group"
-    """group: every image by itself (8 channels a group); batch: BatchNorm, as in torchvision's conv stem, where
-    training statistics depend on the batch."""
+    """group: GroupNorm with 8 channels per group, per image; batch: BatchNorm, as in torchvision's conv stem, whose
+    statistics depend on the batch in training."""
 
     def __post_init__(self) -> None:
-        _check_choice("stem: norm", self.norm, StemNorm)
-        listed = isinstance(self.widths, tuple | list) and self.widths
-        if not listed or any(not is_whole(width, 1) for width in self.widths):
-            raise ConfigError(f"stem: widths={self.widths!r} must be a tuple of whole numbers of at least 1.")
-        object.__setattr__(self, "widths", tuple(self.widths))
+        check_choice("stem: norm", self.norm, get_args(StemNorm))
+        object.__setattr__(self, "widths", check_ints("stem: widths", self.widths))
+        if not self.widths:
+            raise ConfigError("stem: widths is empty; a ConvStem needs at least one convolution.")
         if self.norm == "group" and any(width % 8 for width in self.widths):
             raise ConfigError(
-                f"stem: widths={self.widths} must be multiples of 8 with norm='group' (8 channels a group).",
+                f"stem: widths must be multiples of 8 with norm='group' (got {self.widths}).",
                 hint="Change the widths, or set norm='batch'.",
             )
 
@@ -84,78 +101,81 @@ Stem = ResNetStem | ConvStem
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ViTConfig:
-    """One Vision Transformer. A name (``vitral.create("vit-b16")``) sets the first five fields; that of a hybrid also
-    the stem, that of a small model also the image size."""
+    """One Vision Transformer.
+
+    A name such as `vitral.create("vit-b16")` sets the first five fields, the name of a hybrid also the stem, the name
+    of a small model also the image size."""
 
     width: int
     """D, the length of every token."""
     depth: int
     """Number of encoder layers."""
     heads: int
-    """Attention heads in each layer; must divide width."""
+    """Attention heads per layer; must divide width."""
     mlp_width: int
     """Hidden width of the MLP in each layer."""
     patch_size: Size
-    """Side of a patch in pixels, or (height, width); with a stem, on its feature map."""
+    """Side of a patch in pixels, or (height, width); with a stem, in cells of its feature map."""
 
     image_size: Size = 224
     """Side of the images in pixels, or (height, width). Other sizes work too: positions are resampled."""
     channels: int = 3
     """Channels of the images."""
     num_classes: int = 1000
-    """Number of logits; 0 leaves the head off."""
+    """Number of logits; 0 omits the head."""
     position: Position = "learned"
-    """none; learned: one vector a position; learned-2d: a row and a column table of half the width each; relative:
-    offsets as extra keys (D.4); sincos-2d: fixed waves."""
+    """none; learned: one vector per position; learned-2d: a row and a column table of half the width each; relative:
+    offsets as extra keys (D.4); sincos-2d: fixed sines and cosines."""
     position_at: PositionAt = "stem"
-    """Where positions are added: once at the stem, at every layer from a table of its own, or at every layer from
-    one shared table (table 8 of the paper)."""
+    """Add positions once after the stem, at every layer from separate tables, or at every layer from one shared
+    table (table 8 of the paper)."""
     position_grid: Size | None = None
-    """(rows, columns), or the side, of the grid that the positions were learnt on; None: the grid of image_size."""
+    """(rows, columns), or the side, of the grid of the position table; None: the grid of image_size."""
     position_resample: Resample = "bilinear-corners"
-    """How positions are carried to another grid. bilinear-corners: Google's; bicubic: transformers';
+    """How positions are resampled to another grid. bilinear-corners: Google's; bicubic: transformers';
     bicubic-antialias: timm's; bicubic-corners: torchvision's."""
     pool: Pool = "token"
-    """What the head sees: the class token, the mean of the patches, attention pooling of the patches, or (none)
-    every token."""
+    """Input of the head. token: the class token; mean: the mean of the patches; map: attention pooling of the
+    patches; none: every token."""
     class_token: bool | None = None
-    """Whether there is a class token; None: only when pool is token."""
+    """Add a class token; None: only if pool is token."""
     norm_after_pool: bool = False
-    """Put the final norm behind the pooling instead of before it (the heads of MAE and BEiT)."""
+    """Apply the final norm after the pooling instead of before it (the heads of MAE and BEiT)."""
     registers: int = 0
-    """Extra learnt tokens without a position ("Vision Transformers Need Registers", Darcet et al. 2023)."""
+    """Extra learned tokens without a position ("Vision Transformers Need Registers", Darcet et al. 2023)."""
     representation: int | None = None
-    """Width of the hidden layer before the head (the paper's pre-training head); None: no such layer."""
+    """Width of the hidden layer before the head (the paper's pre-training head); None: no hidden layer."""
     representation_activation: RepresentationActivation = "tanh"
-    """Activation of the representation layer."""
+    """Activation of the hidden layer before the head."""
     stem: Stem | None = None
     """None: patches of the image itself; ResNetStem: the paper's hybrid; ConvStem: stacked convolutions."""
-    attention: Literal["full", "axial"] = "full"
-    """full: every token sees every token; axial: each layer is a row block and then a column block (D.6), and
-    class token and registers see, and are seen by, all."""
+    attention: AttentionKind = "full"
+    """full: every token attends to every token; axial: each layer is a row block, then a column block (D.6), in which
+    class token and registers attend to all tokens and all tokens to them."""
     activation: Activation = "gelu-tanh"
     """Activation of the MLP. gelu-tanh: Google's; gelu: the exact one of timm, transformers and torchvision."""
     norm_eps: float = 1e-6
-    """Added to the variance in every LayerNorm."""
+    """Epsilon of every LayerNorm."""
     dropout: float = 0.0
-    """After adding positions, after the attention's output layer and after both MLP layers (B.1)."""
+    """Dropout after adding positions, after the attention's output layer and after both MLP layers (B.1)."""
     attention_dropout: float = 0.0
-    """On the attention weights; 0 in all published models."""
+    """Dropout of the attention weights; 0 in all published models."""
     drop_path: float = 0.0
-    """Stochastic depth: chance that an image skips the last block's branches; grows linearly from 0 at the first."""
+    """Stochastic depth: probability of dropping a branch of the last block, per image; grows linearly from 0 in the
+    first block."""
     layer_scale: float | None = None
-    """Initial value of a learnt factor on each branch; None: no factor."""
+    """Initial value of a learned factor per branch; None: no factor."""
     head_bias: float = 0.0
     """Initial bias of the head (-10 for sigmoid losses over many classes)."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
+            object.__setattr__(self, field.name, to_plain(getattr(self, field.name)))
         self._check_choices()
         self._check_numbers()
         self._check_combinations()
-        if misfit := self._misfit(*self.image_hw):
-            raise ConfigError(f"image_size={self.image_size}, patch_size={self.patch_size}: {misfit}")
+        if problem := self._grid_problem(*self.image_hw):
+            raise ConfigError(f"image_size={self.image_size}, patch_size={self.patch_size}: {problem}")
 
     # ---- derived values ----
 
@@ -177,204 +197,186 @@ class ViTConfig:
 
     @property
     def extra_tokens(self) -> int:
-        """Tokens ahead of the patches: class token, then registers."""
+        """Return the number of tokens before the patches: class token, then registers."""
         return int(self.has_class_token) + self.registers
 
     @property
     def blocks(self) -> int:
-        """Blocks of one attention and one MLP: an axial layer has two."""
+        """Return the number of blocks (attention and MLP); an axial layer has two."""
         return self.depth * (2 if self.attention == "axial" else 1)
 
     @property
     def position_tables(self) -> int:
-        """How many tables of positions are added to the tokens somewhere."""
+        """Return the number of position tables that are added to tokens."""
         if self.position in ("none", "relative"):
             return 0
         return self.blocks if self.position_at == "every-layer" else 1
 
     @property
     def table_grid(self) -> tuple[int, int]:
-        """The grid that the positions were learnt on."""
+        """Return the (rows, columns) of the position table."""
         return self.grid(*self.image_hw) if self.position_grid is None else pair(self.position_grid)
 
     @property
     def patch_channels(self) -> int:
+        """Return the channels of what is cut into patches: the image, or the stem's feature map."""
         return self.channels if self.stem is None else self.stem.out_channels
 
     @property
     def shrink(self) -> int:
-        """How many times smaller than the image the stem's output is."""
+        """Return the factor by which the stem shrinks the image."""
         return 1 if self.stem is None else 2**self.stem.halvings
 
     @property
     def step_hw(self) -> tuple[int, int]:
-        """Images whose sides are multiples of it can be cut into patches; behind a stem, single cells always can."""
+        """Return the (height, width) whose multiples fit the patches; any size fits single cells of a stem."""
         height, width = (side if side == 1 else side * self.shrink for side in self.patch_hw)
         return height, width
 
     def feature_map(self, height: int, width: int) -> tuple[int, int]:
-        """What is cut into patches: the image itself, or the stem's output."""
+        """Return the size of what is cut into patches: the image, or the stem's feature map."""
         return -(-height // self.shrink), -(-width // self.shrink)  # every halving rounds up
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """(rows, columns) of patches in an image of this size; DataError when it does not divide."""
-        if misfit := self._misfit(height, width):
-            raise DataError(misfit)
+        """Return the (rows, columns) of patches for an image size; raise DataError if the patches do not fit."""
+        if problem := self._grid_problem(height, width):
+            raise DataError(problem)
         (rows, columns), (patch_h, patch_w) = self.feature_map(height, width), self.patch_hw
         return rows // patch_h, columns // patch_w
 
-    def _misfit(self, height: int, width: int) -> str | None:
+    def _grid_problem(self, height: int, width: int) -> str | None:
         (map_h, map_w), (patch_h, patch_w) = self.feature_map(height, width), self.patch_hw
         if map_h % patch_h == 0 and map_w % patch_w == 0 and map_h and map_w:
             return None
-        seen = f"An image of {height} x {width} pixels (height x width)"
+        problem = f"An image of {height} x {width} pixels (height x width)"
         if self.stem is not None:
-            seen += f" gives a feature map of {map_h} x {map_w}, which"
-        if self.stem is not None and patch_h * patch_w > map_h * map_w // 4:  # a patch of the image was meant
-            return f"{seen} cannot be cut into patches of {patch_h} x {patch_w}. With a stem, use patch_size=1."
+            problem += f", with a feature map of {map_h} x {map_w},"
+        problem += f" cannot be cut into patches of {patch_h} x {patch_w}."
+        if self.stem is not None and patch_h * patch_w > map_h * map_w // 4:  # the patch size was meant for the image
+            return f"{problem} With a stem, use patch_size=1."
         fit = f"{_nearest_multiple(height, patch_h * self.shrink)} x {_nearest_multiple(width, patch_w * self.shrink)}"
         patch = _nearest_divisor(map_h, patch_h), _nearest_divisor(map_w, patch_w)
-        such = f", such as {patch[0] if patch[0] == patch[1] else patch}" if None not in patch else ""
-        return (
-            f"{seen} cannot be cut into patches of {patch_h} x {patch_w}. Resize, crop or pad the image to {fit}, or "
-            f"use a patch_size that divides it{such}."
-        )
+        example = f", such as {patch[0] if patch[0] == patch[1] else patch}" if None not in patch else ""
+        return f"{problem} Resize, crop or pad the image to {fit}, or use a patch_size that divides it{example}."
 
     # ---- checks ----
 
     def _check_choices(self) -> None:
         for name, choices in _CHOICES.items():
-            _check_choice(name, getattr(self, name), choices)
-        for name in ("class_token", "norm_after_pool"):
-            value = getattr(self, name)
-            if not isinstance(value, bool) and not (name == "class_token" and value is None):
-                raise ConfigError(f"{name}={value!r} must be True or False.")
-        if self.stem is not None and not isinstance(self.stem, ResNetStem | ConvStem):
-            raise ConfigError(f"stem={self.stem!r} must be None, a ResNetStem or a ConvStem.")
+            check_choice(name, getattr(self, name), choices, synonyms=_SYNONYMS)
+        if self.class_token is not None:
+            check_bool("class_token", self.class_token)
+        check_bool("norm_after_pool", self.norm_after_pool)
+        if self.stem is not None:
+            check_type("stem", self.stem, ResNetStem, ConvStem)
 
     def _check_numbers(self) -> None:
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if not is_whole(value, least) and not (name == "representation" and value is None):
-                raise ConfigError(f"{name}={value!r} must be a whole number of at least {least} (and below {_MOST}).")
-        if self.channels > MOST_CHANNELS:
-            raise ConfigError(f"channels={self.channels} must be at most {MOST_CHANNELS}.")
-        for name in ("patch_size", "image_size", "position_grid"):
-            value = getattr(self, name)
-            if name == "position_grid" and value is None:
-                continue
-            pair = value if isinstance(value, tuple) else (value, value)
-            allowed = "a whole number or " + ("(rows, columns)" if name == "position_grid" else "(height, width)")
-            if len(pair) != 2 or any(not is_whole(side, 1) for side in pair):
-                raise ConfigError(f"{name}={value!r} must be {allowed}, each at least 1.")
-        for name in ("dropout", "attention_dropout", "drop_path", "norm_eps", "head_bias", "layer_scale"):
-            value = getattr(self, name)
-            if not is_number(value) and not (name == "layer_scale" and value is None):
-                raise ConfigError(f"{name}={value!r} must be a number.")
+        for name in ("width", "depth", "heads", "mlp_width"):
+            check_int(name, getattr(self, name), minimum=1, maximum=MAX_INT)
+        check_int("channels", self.channels, minimum=1, maximum=MAX_CHANNELS)
+        check_int("registers", self.registers, minimum=0, maximum=MAX_INT)
+        if self.representation is not None:
+            check_int("representation", self.representation, minimum=1, maximum=MAX_INT)
+        check_size("patch_size", self.patch_size)
+        check_size("image_size", self.image_size)
+        if self.position_grid is not None:
+            check_size("position_grid", self.position_grid, sides="rows, columns")
         for name in ("dropout", "attention_dropout", "drop_path"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be at least 0 and below 1.")
-        if self.norm_eps < 1e-30:
-            raise ConfigError(f"norm_eps={self.norm_eps!r} must be above 0 in float32: at least 1e-30.")
+            check_number(name, getattr(self, name), minimum=0, below=1)
+        check_number("norm_eps", self.norm_eps, minimum=1e-30)  # 0 in float32 otherwise
+        if self.layer_scale is not None:
+            check_number("layer_scale", self.layer_scale)
+        check_head(self.num_classes, self.head_bias)
 
     def _check_combinations(self) -> None:
-        """Each refusal names the two fields that do not go together and a way out."""
+        """Raise ConfigError naming two fields that exclude each other, and the fix."""
         if self.width % self.heads:
             near = _nearest_divisor(self.width, self.heads)
             hint = f"Use heads={near}." if near else f"Use a number of heads that divides {self.width}."
             raise ConfigError(f"heads={self.heads} does not divide width={self.width}.", hint=hint)
         if self.pool == "token" and self.class_token is False:
             raise ConfigError(
-                "pool='token' needs the class token that class_token=False leaves out.",
-                hint="Use pool='mean' or 'map', or leave class_token out.",
+                "pool='token' needs a class token, but class_token=False.",
+                hint="Use pool='mean' or pool='map', or omit class_token.",
             )
         if self.pool == "none" and self.norm_after_pool:
-            raise ConfigError(
-                "norm_after_pool=True has nothing to follow with pool='none'.", hint="Set norm_after_pool=False."
-            )
-        if self.position in ("none", "relative") and self.position_at != "stem":
-            reason = "adds nothing" if self.position == "none" else "lives inside the attention of every layer"
-            raise ConfigError(
-                f"position={self.position!r} {reason}, so position_at={self.position_at!r} has no meaning.",
-                hint="Leave position_at out, or use position='learned', 'learned-2d' or 'sincos-2d'.",
-            )
-        if self.position == "none" and self.position_grid is not None:
-            raise ConfigError(
-                f"position='none' has no table, so position_grid={self.position_grid} has no meaning.",
-                hint="Leave position_grid out.",
-            )
+            raise ConfigError("norm_after_pool=True has no effect with pool='none'.", hint="Omit norm_after_pool.")
+        self._check_positions()
+
+    def _check_positions(self) -> None:
+        if self.position in ("none", "relative"):
+            unused: dict[str, object] = {"position_at": "stem", "position_resample": "bilinear-corners"}
+            if self.position == "none":
+                unused["position_grid"] = None
+            for name, default in unused.items():
+                if getattr(self, name) != default:
+                    problem = f"{name}={getattr(self, name)!r} has no effect with position={self.position!r}."
+                    raise ConfigError(problem, hint=f"Omit {name}.")
         divisor = {"learned-2d": 2, "sincos-2d": 4}.get(self.position, 1)
         if self.width % divisor:
             raise ConfigError(
-                f"position={self.position!r} needs a width that {divisor} divides, and width={self.width}.",
+                f"position={self.position!r} needs a width divisible by {divisor} (got width={self.width}).",
                 hint=f"Use width={_nearest_multiple(self.width, lcm(divisor, self.heads))} or position='learned'.",
             )
-        if self.num_classes == 0 and self.head_bias:
-            raise ConfigError(f"num_classes=0 leaves the head off, so head_bias={self.head_bias} has no meaning.")
 
 
-_MOST = 2**31
-MOST_CHANNELS = 10_000
-_CHOICES: dict[str, object] = {
-    "position": Position,
-    "position_at": PositionAt,
-    "position_resample": Resample,
-    "pool": Pool,
-    "attention": Literal["full", "axial"],
-    "activation": Activation,
-    "representation_activation": RepresentationActivation,
-}
-_LEAST = {
-    **dict.fromkeys(("width", "depth", "heads", "mlp_width", "channels", "representation"), 1),
-    **dict.fromkeys(("num_classes", "registers"), 0),
-}
+_CHOICES = {name: get_args(hint) for name, hint in get_type_hints(ViTConfig).items() if get_origin(hint) is Literal}
+_SYNONYMS = {"gap": "mean", "avg": "mean", "average": "mean", "cls": "token", "class": "token", "sin": "sincos-2d"}
 
 
-_ALSO_CALLED = {"gap": "mean", "avg": "mean", "average": "mean", "cls": "token", "class": "token", "sin": "sincos-2d"}
+def parse_size(text: str) -> tuple[int, int]:
+    """Return the (height, width) of an image size such as "384" or "384x256"."""
+    sides = text.strip().lower().split("x")
+    if len(sides) > 2 or not all(fullmatch("[0-9]{1,5}", side) and 0 < int(side) <= MAX_SIDE for side in sides):
+        raise ConfigError(
+            f"{short_repr(text)} is not an image size (expected pixels from 1 to {MAX_SIDE}, or HEIGHTxWIDTH).",
+            hint="Use 384 or 384x256, for example.",
+        )
+    return int(sides[0]), int(sides[-1])
 
 
-def check_field_names(names: dict[str, object], of: type = ViTConfig) -> None:
-    """Refuses keywords that are no field of a config, with the nearest one."""
-    known = [field.name for field in fields(of)]
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known) or f"There are: {', '.join(known)}."
-            raise ConfigError(f"{of.__name__} has no field {name!r}.", hint=hint)
+def check_size(name: str, value: object, *, sides: str = "height, width") -> None:
+    """Raise ConfigError unless the value is an integer or a pair of integers, at least 1."""
+    pair = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value, value)
+    if len(pair) != 2 or any(type(side) is not int or not 1 <= side <= MAX_INT for side in pair):
+        raise ConfigError(
+            f"{name} must be an integer or ({sides}), each at least 1 (got {short_repr(cast('object', value))})."
+        )
 
 
-def field_from_word(name: str, word: str) -> object:
-    """The value of a field as a person types it: 384, (2, 3), true, none, mean."""
-    takes_none = "none" in get_args(get_type_hints(ViTConfig).get(name))  # it is itself one of the words
-    special = {"true": True, "false": False, "none": "none" if takes_none else None}
-    if word.lower() in special:
-        return special[word.lower()]
-    if sides := fullmatch(r"(\d+)x(\d+)", word):
-        return int(sides[1]), int(sides[2])
-    try:
-        return literal_eval(word)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last three by odd words only
-        return word
+def check_width_factor(name: str, factor: object) -> float:
+    """Return a ResNet's width factor, as an int if it is whole; raise ConfigError if its widths cannot be grouped."""
+    number = check_number(name, factor, above=0, maximum=1024)
+    if int(64 * number) == 0 or int(64 * number) % NORM_GROUPS:
+        raise ConfigError(
+            f"{name}={factor} gives the first convolution {int(64 * number)} channels (expected a multiple of "
+            f"{NORM_GROUPS}, the groups of every GroupNorm).",
+            hint=f"Use {max(1, round(2 * number)) / 2:g}.",
+        )
+    return int(number) if number.is_integer() else number
 
 
-def _check_choice(name: str, value: object, choices: object) -> None:
-    allowed = get_args(choices)
-    if not isinstance(value, str) or value not in allowed:
-        hint = did_you_mean(_ALSO_CALLED.get(str(value), str(value)), allowed)
-        raise ConfigError(f"{name}={value!r} must be one of {', '.join(allowed)}.", hint=hint)
+def check_head(num_classes: int, head_bias: float) -> None:
+    """Raise ConfigError for an invalid head, or for a bias without a head."""
+    check_int("num_classes", num_classes, minimum=0, maximum=MAX_INT)
+    check_number("head_bias", head_bias)
+    if num_classes == 0 and head_bias:
+        raise ConfigError(f"head_bias={head_bias} has no effect with num_classes=0.", hint="Omit head_bias.")
 
 
-def is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < _MOST
+def check_ints(name: str, values: object, *, count: int | None = None) -> tuple[int, ...]:
+    """Return the values as a tuple, or raise ConfigError unless they are `count` integers, each at least 1."""
+    numbers = cast("list[object]", values) if isinstance(values, tuple | list) else None
+    if numbers is None or len(numbers) != (len(numbers) if count is None else count):
+        expected = f"{count or 'a tuple of'} integers, each at least 1"
+        raise ConfigError(f"{name} must be {expected} (got {short_repr(cast('object', values))}).")
+    return tuple(check_int(f"each of {name}", number, minimum=1, maximum=MAX_INT) for number in numbers)
 
 
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and -3.4e38 < value < 3.4e38
-
-
-def plain(value: Any) -> Any:
-    """A tuple for a list, as files have it; Python's number for NumPy's."""
+def to_plain(value: Any) -> Any:
+    """Return tuples for lists, as files have them, and Python numbers for NumPy scalars."""
     if isinstance(value, list | tuple):
-        return tuple(map(plain, value))
+        return tuple(map(to_plain, cast("list[Any]", value)))
     return value.item() if getattr(value, "shape", None) == () else value
 
 
@@ -387,7 +389,7 @@ def _nearest_multiple(size: int, of: int) -> int:
 
 
 def _nearest_divisor(size: int, near: int) -> int | None:
-    """Among the numbers from half to twice as large; None when there is none, or too many to try."""
+    """Return the divisor of `size` closest to `near`, from half to twice as large; None if there is none to suggest."""
     if near > 10_000:
         return None
     divisors = [d for d in range(max(1, -(-near // 2)), min(size, 2 * near) + 1) if size % d == 0]

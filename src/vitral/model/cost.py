@@ -1,8 +1,8 @@
-"""What a network costs: parameters, floating-point operations and memory, from its description alone.
+"""The cost of a network: parameters, floating-point operations and memory, computed from its config alone.
 
-Nothing is built and torch is not imported, so ``vitral models`` answers at once. Operations are counted as the paper
-counts them: convolutions, matrix products and attention products, two for each multiply and add; norms, activations
-and additions are left out.
+No network is built and torch is not imported, so `vitral models` runs instantly. Operations are counted as in the
+paper: convolutions, matrix products and attention products, two per multiply-add; norms, activations and additions
+are omitted.
 """
 
 from collections.abc import Iterator
@@ -16,35 +16,36 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """The cost of one forward pass of one image, and what training needs beside it. Memory is in bytes, in float32."""
+    """The cost of a forward pass per image, and the memory for training. Memory is in bytes, in float32."""
 
     parameters: int
     tokens: int
     forward_flops: int
     inference_bytes: int
-    """Parameters and the most that is alive at once for one image."""
+    """Parameters, and the peak of activations for one image."""
     activation_bytes: int
-    """What the backward pass needs of one image, without dropout and without gradient checkpointing. Relative positions
-    and axial attention take up to half as much again, ReLU a quarter less."""
+    """Activations that the backward pass needs per image, without dropout and gradient checkpointing. Relative
+    positions and axial attention need up to half as much again, ReLU a quarter less."""
 
     @property
     def parameter_bytes(self) -> int:
         return self.parameters * FLOAT_BYTES
 
     @property
-    def optimiser_bytes(self) -> int:
-        """What training holds besides the parameters: gradients and the two moments of Adam."""
+    def optimizer_bytes(self) -> int:
+        """Return the memory of gradients and the two moments of Adam."""
         return 3 * self.parameter_bytes
 
     def training_bytes(self, batch_size: int) -> int:
-        return self.parameter_bytes + self.optimiser_bytes + batch_size * self.activation_bytes
+        """Return the memory of a training step: parameters, gradients, moments and activations."""
+        return self.parameter_bytes + self.optimizer_bytes + batch_size * self.activation_bytes
 
 
 def count_cost(config: ViTConfig | BiTConfig, image_size: tuple[int, int] | None = None) -> Cost:
-    """The cost at the configured image size or another (height, width)."""
+    """Return the cost at the config's image size, or at another (height, width)."""
     image_size = image_size or config.image_hw
     if isinstance(config, BiTConfig):
-        return _count_baseline(config, image_size)
+        return _count_bit_cost(config, image_size)
     grid = config.grid(*image_size)
     tokens = config.extra_tokens + grid[0] * grid[1]
     parameters = _count_parameters(config)
@@ -53,8 +54,8 @@ def count_cost(config: ViTConfig | BiTConfig, image_size: tuple[int, int] | None
     flops += config.blocks * _attention_flops(config, grid)
     if config.pool == "map":
         flops += 4 * grid[0] * grid[1] * config.width
-    in_the_mlp = tokens * (2 * config.width + 2 * config.mlp_width)  # the sum, its norm, hidden before and after
-    alive = max([in_the_mlp, *(layer.kept for layer in _stem_layers(config, image_size))])
+    mlp_activations = tokens * (2 * config.width + 2 * config.mlp_width)  # the sum, its norm, hidden before and after
+    alive = max([mlp_activations, *(layer.kept for layer in _stem_layers(config, image_size))])
     return Cost(
         parameters=parameters,
         tokens=tokens,
@@ -64,14 +65,16 @@ def count_cost(config: ViTConfig | BiTConfig, image_size: tuple[int, int] | None
     )
 
 
-def _count_baseline(config: BiTConfig, image_size: tuple[int, int]) -> Cost:
-    """Of a BiT: its convolutions have their norms ahead of them, and the root has none."""
+def _count_bit_cost(config: BiTConfig, image_size: tuple[int, int]) -> Cost:
+    """Return the cost of a BiT, whose norms come before the convolutions and whose root has none."""
     layers = list(_resnet_layers(config, config.channels, image_size))
     root, rows, columns = layers[0], *config.grid(*image_size)
-    # Channels that are normalised; the backward pass needs them before the norm and after the ReLU.
+    # Normalized channels; the backward pass needs them before the norm and after the ReLU.
     norms = config.width
     kept = config.channels * image_size[0] * image_size[1] + 2 * config.width * rows * columns
-    kept += root.outputs * (root.height + 2) * (root.width + 2) + root.kept // 4  # padded, and where each maximum was
+    kept += (
+        root.outputs * (root.height + 2) * (root.width + 2) + root.kept // 4
+    )  # padded, and the index of each maximum
     convolutions = iter(layers[1:])
     for units in config.stages:
         for unit in range(units):
@@ -93,7 +96,7 @@ def _count_baseline(config: BiTConfig, image_size: tuple[int, int]) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """A linear layer with a bias, and the number of rows that pass through it for one image."""
+    """A linear layer with a bias, and the number of rows that it processes per image."""
 
     rows: int
     inputs: int
@@ -127,7 +130,7 @@ def _mlp(config: ViTConfig, rows: int) -> Iterator[_Matrix]:
 
 
 def _attention_flops(config: ViTConfig, grid: tuple[int, int]) -> int:
-    """Of one block: queries by keys and weights by values; rows and columns average out in axial attention."""
+    """Return the operations of one block: queries by keys, weights by values; the mean of row and column blocks."""
     (rows, columns), extras = grid, config.extra_tokens
     patches = rows * columns
     if config.attention == "axial":
@@ -141,7 +144,7 @@ def _attention_flops(config: ViTConfig, grid: tuple[int, int]) -> int:
 
 
 def _offsets(config: ViTConfig, grid: tuple[int, int]) -> int:
-    """Rows of a relative table: one-dimensional offsets on the trained grid, two-dimensional ones elsewhere."""
+    """Return the rows of a relative table: one-dimensional offsets on the trained grid, two-dimensional elsewhere."""
     rows, columns = grid
     return 2 * rows * columns - 1 if grid == config.table_grid else (2 * rows - 1) * (2 * columns - 1)
 
@@ -151,12 +154,12 @@ def _count_parameters(config: ViTConfig) -> int:
     count = sum(matrix.inputs * matrix.outputs + matrix.outputs for matrix in _matrices(config, config.table_grid))
     count += config.extra_tokens * width
     count += config.position_tables * _position_parameters(config)
-    in_a_block = 4 * width  # two norms
+    per_block = 4 * width  # two norms
     if config.layer_scale is not None:
-        in_a_block += 2 * width
+        per_block += 2 * width
     if config.position == "relative":
-        in_a_block += (_offsets(config, config.table_grid) + 2 * config.extra_tokens) * width
-    count += config.blocks * in_a_block
+        per_block += (_offsets(config, config.table_grid) + 2 * config.extra_tokens) * width
+    count += config.blocks * per_block
     count += 2 * width  # the final norm
     if config.pool == "map":
         count += 3 * width  # probe and norm
@@ -166,24 +169,22 @@ def _count_parameters(config: ViTConfig) -> int:
 def _position_parameters(config: ViTConfig) -> int:
     rows, columns = config.table_grid
     class_row = int(config.has_class_token) * config.width
-    match config.position:
-        case "learned":
-            return rows * columns * config.width + class_row
-        case "learned-2d":
-            return (rows + columns) * config.width // 2 + class_row
-    return 0
+    if config.position == "learned":
+        return rows * columns * config.width + class_row
+    return (rows + columns) * config.width // 2 + class_row if config.position == "learned-2d" else 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Convolution:
-    """A convolution without bias, and the norm behind it."""
+    """A convolution without bias, followed by a norm."""
 
     inputs: int
     outputs: int
     kernel: int
     height: int
-    """Of its output, as is width."""
+    """Height of the output."""
     width: int
+    """Width of the output."""
 
     @property
     def weights(self) -> int:
@@ -195,7 +196,7 @@ class _Convolution:
 
     @property
     def kept(self) -> int:
-        """For the norm behind it, its output; for the next one, that of the activation."""
+        """Return the activations kept for the backward pass: its output for the norm, and the output of the ReLU."""
         return 2 * self.outputs * self.height * self.width
 
     @property
@@ -212,15 +213,17 @@ def _stem_layers(config: ViTConfig, image_size: tuple[int, int]) -> Iterator[_Co
                 yield _Convolution(inputs, outputs, 3, height, width)
         case ResNetStem() as stem:
             yield from _resnet_layers(stem, config.channels, image_size)
+        case None:
+            return
 
 
 def _resnet_layers(stem: ResNetStem | BiTConfig, channels: int, image_size: tuple[int, int]) -> Iterator[_Convolution]:
     height, width = (-(-side // 2) for side in image_size)
-    inputs = 64 * stem.width_factor
+    inputs = stem.root_width
     yield _Convolution(channels, inputs, 7, height, width)
     height, width = -(-height // 2), -(-width // 2)
     for stage, units in enumerate(stem.stages):
-        middle = 64 * stem.width_factor * 2**stage
+        middle = stem.root_width * 2**stage
         for unit in range(units):
             yield _Convolution(inputs, middle, 1, height, width)
             if unit == 0 and stage > 0:  # the 3x3 convolution and the shortcut halve the size
@@ -233,16 +236,18 @@ def _resnet_layers(stem: ResNetStem | BiTConfig, channels: int, image_size: tupl
 
 
 def _kept_for_backward(config: ViTConfig, grid: tuple[int, int], image_size: tuple[int, int]) -> int:
-    """Numbers that autograd keeps of one image."""
+    """Return the number of activations that autograd keeps per image."""
     patches, width = grid[0] * grid[1], config.width
     tokens = config.extra_tokens + patches
     branches = 0 if config.layer_scale is None else 2 * width
-    # Two sums, two norms with their statistics, q, k, v, what was mixed and its normaliser, hidden before and after.
+    # Two sums, two norms with statistics, q, k, v, the mixed values with their normalizer, hidden before and after.
     block = 8 * width + 2 * config.mlp_width + branches + 4 + config.heads
     patch_h, patch_w = config.patch_hw
     cut = patches * config.patch_channels * patch_h * patch_w
     layers = list(_stem_layers(config, image_size))
     stem = sum(layer.kept for layer in layers)
-    if isinstance(config.stem, ResNetStem):  # the root's max-pooling pads a copy and keeps where each maximum was
+    if isinstance(
+        config.stem, ResNetStem
+    ):  # max-pooling after the root pads a copy and keeps the index of each maximum
         stem += 3 * layers[0].kept // 4
     return tokens * (config.blocks * block + width) + cut + stem

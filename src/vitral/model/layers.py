@@ -1,56 +1,87 @@
-"""Layers by their numbers: from 0, or from the end when negative, as in a Python list."""
+"""Layers that several parts of a network share, each with the initial values of the reference implementation."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from operator import index
-from typing import Any, TypeVar
+from collections.abc import Callable
+from functools import partial
+from math import sqrt
 
-from vitral.errors import ConfigError
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
-Value = TypeVar("Value")
-
-
-class ByLayer(Mapping[int, Value]):
-    """Something for some of a model's layers; negative numbers count from the end."""
-
-    def __init__(self, values: dict[int, Value], *, depth: int):
-        self.values_by_layer = values
-        self.depth = depth
-
-    def __getitem__(self, layer: int) -> Value:
-        number = _from_the_start(layer, self.depth)
-        if number not in self.values_by_layer:
-            there = sorted(self.values_by_layer) or "nothing yet"
-            raise KeyError(f"layer {layer} was not asked for, or nothing ran yet: there is {there}")
-        return self.values_by_layer[number]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.values_by_layer)
-
-    def __len__(self) -> int:
-        return len(self.values_by_layer)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({{{', '.join(f'{layer}: {_shape(value)}' for layer, value in self.items())}}})"
+Initializer = Callable[[Tensor], object]
 
 
-def chosen_layers(layers: int | Iterable[int], depth: int) -> list[int]:
-    """Layer numbers, counted from the end when negative -> from 0; ConfigError for what is not there."""
-    chosen: list[Any] = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else [layers]
-    numbers = [_from_the_start(layer, depth) for layer in chosen]
-    for layer, number in zip(chosen, numbers, strict=True):
-        if number is None:
-            raise ConfigError(f"layers={layers!r}: there is no layer {layer!r}; this model has 0 to {depth - 1}.")
-    return [number for number in numbers if number is not None]
+def initialize(tensor: Tensor, initializer: Initializer) -> None:
+    """Set initial values. Skips the meta device, for which torch would first load a compiler."""
+    if not tensor.is_meta:
+        initializer(tensor)
 
 
-def _from_the_start(layer: Any, depth: int) -> int | None:
-    """None for what is no layer."""
-    if isinstance(layer, bool) or not hasattr(layer, "__index__"):
-        return None
-    return index(layer) % depth if -depth <= index(layer) < depth else None
+def lecun_normal_(weight: Tensor) -> None:
+    """Fill with a normal distribution of variance 1 / fan_in, truncated at two sigma.
+
+    Truncation lowers the standard deviation; dividing by 0.8796 restores it."""
+    sigma = sqrt(1 / weight[0].numel()) / 0.87962566
+    nn.init.trunc_normal_(weight, std=sigma, a=-2 * sigma, b=2 * sigma)
 
 
-def _shape(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_shape, value))}]"
-    return str(tuple(value.shape)) if hasattr(value, "shape") else repr(value)
+def xavier_uniform_each_(projections: int) -> Initializer:
+    """Return an initializer for several projections in one matrix; Xavier of the whole would be too small."""
+    return partial(_xavier_uniform_each_, projections=projections)
+
+
+def _xavier_uniform_each_(weight: Tensor, projections: int) -> None:
+    for projection in weight.chunk(projections):
+        nn.init.xavier_uniform_(projection)
+
+
+def normal_(std: float) -> Initializer:
+    return partial(nn.init.normal_, std=std)
+
+
+def constant_(value: float) -> Initializer:
+    return partial(nn.init.constant_, val=value)
+
+
+class Linear(nn.Linear):
+    """A linear layer with explicit initializers."""
+
+    def __init__(self, inputs: int, outputs: int, *, weight: Initializer, bias: Initializer = nn.init.zeros_):
+        self._initializers = weight, bias  # before super().__init__, which calls reset_parameters
+        super().__init__(inputs, outputs)  # pyright: ignore[reportUnknownMemberType]
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            for parameter, initializer in zip((self.weight, self.bias), self._initializers, strict=True):
+                initialize(parameter, initializer)
+
+
+class MLP(nn.Module):
+    """Two linear layers with an activation between them."""
+
+    def __init__(self, width: int, hidden: int, *, activation: str, dropout: float):
+        super().__init__()
+        linear = partial(Linear, weight=nn.init.xavier_uniform_, bias=normal_(std=1e-6))
+        self.expand = linear(width, hidden)
+        self.activate = build_activation(activation)
+        self.dropout = build_dropout(dropout)
+        self.contract = linear(hidden, width)
+
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        return self.contract(self.dropout(self.activate(self.expand(x))))
+
+
+def build_activation(name: str) -> nn.Module:
+    """Return the activation of that name in ViTConfig."""
+    if name == "gelu-tanh":
+        return nn.GELU(approximate="tanh")
+    return {"gelu": nn.GELU, "relu": nn.ReLU, "tanh": nn.Tanh}[name]()
+
+
+def build_dropout(rate: float) -> nn.Module:
+    return nn.Dropout(rate) if rate else nn.Identity()
+
+
+def build_head(width: int, num_classes: int, bias: float) -> nn.Module:
+    """Return a linear layer with zero weights and a constant bias; nothing for 0 classes."""
+    return Linear(width, num_classes, weight=nn.init.zeros_, bias=constant_(bias)) if num_classes else nn.Identity()

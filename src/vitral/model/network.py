@@ -1,4 +1,4 @@
-"""A network by its name or its description: the paper's ViT, or the baseline that it is compared with."""
+"""Build a network from its name or its config: the paper's ViT, or the BiT that it is compared with."""
 
 from typing import Any, Literal, overload
 
@@ -22,12 +22,16 @@ def create(name: Baseline, **overrides: Any) -> BiT: ...  # pyright: ignore[repo
 @overload
 def create(name: str, **overrides: Any) -> ViT: ...
 def create(name: str, **overrides: Any) -> Network:
-    """A model by its name in the paper, with the paper's initial values; a keyword is a field of ViTConfig, or, for the
-    baselines (``bit-r50x1``), of BiTConfig.
+    """Create a model by name, with the paper's initial values.
 
-    Names set sizes only. Rates such as dropout are 0 unless asked for: they belong to a training recipe."""
+    Keywords are fields of ViTConfig, or of BiTConfig for names such as `bit-r50x1`. A name sets sizes only: dropout and
+    stochastic depth are 0 by default, because they belong to a training recipe.
+
+        vitral.create("vit-b16", num_classes=10, image_size=384)
+    """
     return build(named_config(name, **overrides))
 
 
 def build(config: Config) -> Network:
+    """Return the network that a config describes, with the paper's initial values."""
     return BiT(config) if isinstance(config, BiTConfig) else ViT(config)

@@ -1,39 +1,35 @@
-"""From tokens to one vector an image: the class token, the mean of the patches, or attention pooling."""
+"""From tokens to one vector per image: the class token, the mean of the patches, or attention pooling."""
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitral.model.block import MLP
 from vitral.model.config import ViTConfig
-from vitral.model.initialize import Linear, initialize, xavier_uniform_each_
+from vitral.model.layers import MLP, Linear, initialize, xavier_uniform_each_
 from vitral.model.packing import Packing
 
-
-class Pool(nn.Module):
-    """Pools each image of a batch or packed sequence; rows in the order in which the images were given."""
-
-    def forward(self, x: Float[Tensor, "B N D"], packing: Packing) -> Float[Tensor, "images D"]:
-        parts = zip(packing.split(x), packing.groups, strict=True)
-        return packing.in_order([self.pool(part, group.extras) for part, group in parts])
-
-    def pool(self, x: Float[Tensor, "B N D"], extras: int) -> Float[Tensor, "B D"]:
-        raise TypeError(f"{type(self).__name__} does not say how it pools")
+Sequences = Float[Tensor, "B N D"]
 
 
-class TokenPool(Pool):
-    def pool(self, x: Float[Tensor, "B N D"], extras: int) -> Float[Tensor, "B D"]:
-        return x[:, 0]
+class TokenPool(nn.Module):
+    """Take the class token, which comes first."""
+
+    def forward(self, x: Sequences, packing: Packing) -> Float[Tensor, "images D"]:
+        return pool_groups(x, packing, lambda x, extras: x[:, 0])
 
 
-class MeanPool(Pool):
-    def pool(self, x: Float[Tensor, "B N D"], extras: int) -> Float[Tensor, "B D"]:
-        return x[:, extras:].mean(dim=1)
+class MeanPool(nn.Module):
+    """Average the patches."""
+
+    def forward(self, x: Sequences, packing: Packing) -> Float[Tensor, "images D"]:
+        return pool_groups(x, packing, lambda x, extras: x[:, extras:].mean(dim=1))
 
 
-class MapPool(Pool):
-    """Multi-head attention pooling of "Scaling Vision Transformers": a learnt probe asks all patches."""
+class MapPool(nn.Module):
+    """Multi-head attention pooling of "Scaling Vision Transformers": a learned probe attends to all patches."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -44,28 +40,43 @@ class MapPool(Pool):
         self.to_kv = Linear(width, 2 * width, weight=xavier_uniform_each_(2))
         self.to_out = Linear(width, width, weight=nn.init.xavier_uniform_)
         self.norm = nn.LayerNorm(width, eps=config.norm_eps)
-        self.mlp = MLP(config, dropout=0.0)  # the head has no dropout
+        self.mlp = MLP(width, config.mlp_width, activation=config.activation, dropout=0.0)  # no dropout in the head
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         initialize(self.probe, nn.init.xavier_uniform_)
 
-    def pool(self, x: Float[Tensor, "B N D"], extras: int) -> Float[Tensor, "B D"]:
+    def forward(self, x: Sequences, packing: Packing) -> Float[Tensor, "images D"]:
+        return pool_groups(x, packing, self.attend)
+
+    def attend(self, x: Sequences, extras: int) -> Float[Tensor, "B D"]:
         q = self.to_q(self.probe).unflatten(-1, (self.heads, 1, -1)).expand(x.shape[0], -1, -1, -1)
         k, v = self.to_kv(x[:, extras:]).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        asked = F.scaled_dot_product_attention(q, k, v)
-        y = self.to_out(asked.flatten(1))  # (B, heads, 1, head_dim) -> (B, D)
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        y = self.to_out(mixed.flatten(1))  # (B, heads, 1, head_dim) -> (B, D)
         return y + self.mlp(self.norm(y))
 
 
 class NoPool(nn.Module):
-    """Every token goes to the head."""
+    """Pass every token to the head."""
 
-    def forward(self, x: Float[Tensor, "B N D"], packing: Packing) -> Float[Tensor, "B N D"]:
+    def forward(self, x: Sequences, packing: Packing) -> Sequences:
         return x
 
 
+def pool_groups(x: Sequences, packing: Packing, pool: Callable[[Tensor, int], Tensor]) -> Float[Tensor, "images D"]:
+    """Pool each group of images with `pool(x, extras)`. Return one row per image, in list order."""
+    groups = zip(packing.split(x), packing.groups, strict=True)
+    return packing.in_order([pool(tokens, group.extras) for tokens, group in groups])
+
+
 def build_pool(config: ViTConfig) -> nn.Module:
-    if config.pool == "map":
-        return MapPool(config)
-    return {"token": TokenPool, "mean": MeanPool, "none": NoPool}[config.pool]()
+    match config.pool:
+        case "token":
+            return TokenPool()
+        case "mean":
+            return MeanPool()
+        case "map":
+            return MapPool(config)
+        case "none":
+            return NoPool()

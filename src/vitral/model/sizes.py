@@ -1,11 +1,12 @@
-"""The table of names: what ``ViT-B/16`` means, in any of the spellings that the paper and its code use."""
+"""Model names: the config behind `ViT-B/16`, in any spelling that the paper and its code use."""
 
 import re
-from typing import Any
+from ast import literal_eval
+from typing import Any, get_args, get_type_hints
 
-from vitral.errors import ConfigError, did_you_mean
+from vitral.errors import ConfigError, check_field_names, check_type, did_you_mean
 from vitral.model.bit_config import BiTConfig
-from vitral.model.config import ResNetStem, ViTConfig, check_field_names
+from vitral.model.config import ResNetStem, ViTConfig
 
 # size: width, depth, heads, mlp_width. Ti to H as in the paper and AugReg; g and G as in "Scaling Vision Transformers".
 SIZES = {
@@ -16,7 +17,7 @@ SIZES = {
     "h": (1280, 32, 16, 5120),
     "g": (1408, 40, 16, 6144),
     "G": (1664, 48, 16, 8192),
-    # Ours, for pictures of 28 to 64 pixels.
+    # vitral's own, for images of 28 to 64 pixels.
     "pico": (96, 4, 3, 384),
     "nano": (128, 6, 4, 512),
     "micro": (192, 9, 3, 768),
@@ -30,11 +31,11 @@ _PATCHES = {
     "g": (14,),
     "G": (14,),
 }
-_SMALL_IMAGES = {4: 32, 7: 28, 8: 64}  # patch: image size that a pico, nano or micro is made for
+_SMALL_IMAGES = {4: 32, 7: 28, 8: 64}  # patch size: image size of a pico, nano or micro
 
 # hybrid: transformer size, stages of the ResNet, patch on its feature map
 _HYBRIDS = {
-    "r-vit-ti16": ("ti", (), 8),  # the name says 16, the published network has 32: root / 4, then 8
+    "r-vit-ti16": ("ti", (), 8),  # named 16, but the published network has 32: root / 4, then 8
     "r26-vit-s32": ("s", (2, 2, 2, 2), 1),
     "r26-vit-b32": ("b", (2, 2, 2, 2), 1),
     "r50-vit-b16": ("b", (3, 4, 9), 1),
@@ -71,7 +72,7 @@ def _size_fields(size: str, patch: int) -> dict[str, Any]:
 
 NAMES = _build_table()
 
-_WORDS = {"tiny": "ti", "small": "s", "base": "b", "large": "l", "huge": "h", "giant": "g", "gigantic": "G"}
+_SIZE_NAMES = {"tiny": "ti", "small": "s", "base": "b", "large": "l", "huge": "h", "giant": "g", "gigantic": "G"}
 _SPELLING = re.compile(
     r"(?:(?P<resnet>r\d*)[\s+_-]+)?(?:vit[\s_-]*)?(?P<size>[a-z]+?)[\s/_-]*(?:patch)?(?P<patch>\d+)", re.IGNORECASE
 )
@@ -82,58 +83,77 @@ _BIT_SPELLING = re.compile(
 
 
 def canonical_name(name: str) -> str:
-    """``ViT-B/16``, ``ViT-B_16``, ``vit_base_patch16``, ``B/16`` -> ``vit-b16``; ConfigError for what is not known."""
-    if not isinstance(name, str):
-        seen = type(name).__name__
-        raise ConfigError(f"A model is named by a word, and this is of type {seen}.", hint="ViT(config) builds one.")
-    words = name.strip()
-    if baseline := _BIT_SPELLING.fullmatch(words):
+    """Return `vit-b16` for `ViT-B/16`, `ViT-B_16`, `vit_base_patch16` or `B/16`; raise ConfigError if unknown."""
+    check_type("The model name", name, str, hint="Build a model from a config with ViT(config).")
+    text = name.strip()
+    if baseline := _BIT_SPELLING.fullmatch(text):
         return _spell_baseline(name, int(baseline["layers"]), int(baseline["factor"]))
-    match = _SPELLING.match(words)
-    found = _spell(match) if match else words
-    if match and match.end() == len(words) and found in NAMES:
-        return found
-    hints = _other_patches(match) if match and match.end() == len(words) else None
-    hints = hints or did_you_mean(found, NAMES) or did_you_mean(words, NAMES)
+    match = _SPELLING.fullmatch(text)
+    canonical = _spell(match) if match else text
+    if match and canonical in NAMES:
+        return canonical
+    hint = _other_patches(match) if match else None
+    hint = hint or _closest_name(text)
     raise ConfigError(
         f"There is no model named {name!r}.",
-        hint=f"{f'{hints} ' if hints else ''}`vitral models` lists them all; `vitral train` takes weights by --from.",
+        hint=f"{f'{hint} ' if hint else ''}`vitral models` lists all names; `vitral train --from` takes weights.",
     )
+
+
+def _closest_name(text: str) -> str | None:
+    """Return a hint for a misspelled name, whose start may be a known spelling."""
+    match = _SPELLING.match(text)
+    return (did_you_mean(_spell(match), NAMES) if match else None) or did_you_mean(text, NAMES)
 
 
 def _spell_baseline(name: str, layers: int, factor: int) -> str:
     if layers not in RESNETS or not 1 <= factor <= 16:
-        known = ", ".join(map(str, RESNETS))
-        raise ConfigError(
-            f"There is no model named {name!r}.", hint=f"A BiT has {known} layers and a factor of 1 to 16."
-        )
+        depths = ", ".join(map(str, RESNETS))
+        hint = f"Use a BiT of {depths} layers and a factor from 1 to 16."
+        raise ConfigError(f"There is no model named {name!r}.", hint=hint)
     return f"bit-r{layers}x{factor}"
 
 
 def _spell(match: re.Match[str]) -> str:
     size = match["size"]
-    size = _WORDS.get(size.lower(), size if size in ("g", "G") else size.lower())  # g and G are two models
+    size = _SIZE_NAMES.get(size.lower(), size if size in ("g", "G") else size.lower())  # g and G are two models
     resnet = f"{match['resnet'].lower()}-" if match["resnet"] else ""
     return f"{resnet}vit-{size}{match['patch']}"
 
 
 def _other_patches(match: re.Match[str]) -> str | None:
-    """For a known size with another patch: those that have a name, and how to get this one."""
+    """Return a hint for a known size with an unnamed patch size: the named ones, and how to create this one."""
     size = _spell(match).removesuffix(match["patch"])
     named = [name for name in NAMES if name.rstrip("0123456789") == size]
     patch = int(match["patch"][:6])
     if not named or match["resnet"] or not patch or NAMES[named[-1]].get("image_size", 224) % patch:
         return None
-    return f"Named are {', '.join(named)}; for another patch, create({named[-1]!r}, patch_size={match['patch']})."
+    return f"Use {', '.join(named)}, or create({named[-1]!r}, patch_size={match['patch']})."
 
 
 def named_config(name: str, **overrides: Any) -> ViTConfig | BiTConfig:
-    """The configuration of a named model, with any of its fields changed."""
+    """Return the config of a named model, with the given fields changed."""
     canonical = canonical_name(name)
     if baseline := _BIT_SPELLING.fullmatch(canonical):
         check_field_names(overrides, of=BiTConfig)
-        known = {"stages": RESNETS[int(baseline["layers"])], "width_factor": int(baseline["factor"])}
-        return BiTConfig(**{**known, **overrides})
-    known = NAMES[canonical]
-    check_field_names(overrides)
-    return ViTConfig(**{**known, **overrides})
+        sizes: dict[str, Any] = {
+            "stages": RESNETS[int(baseline["layers"])],
+            "width_factor": int(baseline["factor"]),
+        }
+        return BiTConfig(**{**sizes, **overrides})
+    check_field_names(overrides, of=ViTConfig)
+    return ViTConfig(**{**NAMES[canonical], **overrides})
+
+
+def parse_field(name: str, text: str) -> object:
+    """Return the value of a field as typed on a command line: 384, 384x256, (2, 3), true, none, mean."""
+    none_is_a_choice = "none" in get_args(get_type_hints(ViTConfig).get(name))
+    special = {"true": True, "false": False, "none": "none" if none_is_a_choice else None}
+    if text.lower() in special:
+        return special[text.lower()]
+    if sides := re.fullmatch(r"(\d+)x(\d+)", text):
+        return int(sides[1]), int(sides[2])
+    try:
+        return literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last three for hostile text only
+        return text

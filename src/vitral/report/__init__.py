@@ -1,1 +1,1 @@
-"""What people open after a run: the HTML page, its plots and the model card."""
+"""Render what people open after a run: the HTML page with its plots, the model card and TensorBoard curves."""

@@ -1,15 +1,14 @@
-"""A training run as curves in TensorBoard: reads the events that the console reads, and hands each of them on.
+"""Write the events of a training run as TensorBoard curves.
 
-    for event in with_tensorboard(vitral.train("photos/")): ...
+    for event in with_tensorboard(vitral.train_events("photos/")): ...
 
-The files are written by TensorBoard's own writer, which does without torch, as everything in this room.
+TensorBoard's own writer writes the files and needs no torch.
 """
 
 import time
 from collections.abc import Iterable, Iterator
 from math import isnan
 from pathlib import Path
-from typing import Any
 
 from vitral.errors import missing_package
 from vitral.runs import Run
@@ -17,27 +16,31 @@ from vitral.training.events import EpochEnded, Event, Finished, Started, Stepped
 
 
 def with_tensorboard(events: Iterable[Event]) -> Iterator[Event]:
-    """The same events, also written as curves. A missing package is told at once, before anything is trained."""
+    """Return the same events and write their scores as curves to the run folder.
+
+    Raises MissingError at once, before any training, if tensorboard is not installed.
+    """
     try:
         import tensorboard.summary.writer.event_file_writer  # noqa: F401
     except ImportError:
         raise missing_package("tensorboard", "tensorboard", "--tensorboard") from None
-    return _written(events)
+    return _write_curves(events)
 
 
-def has_curves(run: Path) -> bool:
-    """Whether a run wrote curves before, so that it goes on with them when it is resumed."""
-    return Run(run).tensorboard.is_dir()
+def has_curves(folder: Path) -> bool:
+    """Return whether a run has written curves, so that a resumed run continues them."""
+    return Run(folder).tensorboard.is_dir()
 
 
-def _written(events: Iterable[Event]) -> Iterator[Event]:
+def _write_curves(events: Iterable[Event]) -> Iterator[Event]:
     curves: Curves | None = None
     step = 0
     try:
         for event in events:
             if isinstance(event, Started):
                 curves = Curves(Run(event.folder).tensorboard, after=event.step)
-            step = getattr(event, "step", step)
+            if isinstance(event, Started | Stepped | EpochEnded):
+                step = event.step
             if curves is not None and (scalars := scalars_of(event)):
                 curves.add(step, scalars)
             yield event
@@ -47,42 +50,45 @@ def _written(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def scalars_of(event: Event) -> dict[str, float]:
-    """What an event adds to the curves."""
+    """Return the points that an event adds to the curves, by tag."""
     match event:
         case Stepped():
-            found = {"loss": event.loss, "lr": event.lr, "images_per_second": event.images_per_second}
-            return {f"train/{name}": value for name, value in found.items()}
+            names = ("loss", "lr", "images_per_second")
+            return {f"train/{name}": getattr(event, name) for name in names}
         case EpochEnded():
-            found = {"validation/top1": event.top1, "validation/loss": event.loss}
-            return {name: value for name, value in found.items() if not isnan(value)}
+            scores = {"validation/top1": event.top1, "validation/loss": event.loss}
+            return {tag: value for tag, value in scores.items() if not isnan(value)}
         case Finished():
-            held = {name: event.test[name] for name in ("top1", "top5", "loss")}
-            return {f"test/{name}": value for name, value in held.items() if value is not None}
-    return {}
+            scores = {f"test/{name}": event.test[name] for name in ("top1", "top5", "loss")}
+            return {tag: value for tag, value in scores.items() if value is not None}
+        case _:
+            return {}
 
 
 class Curves:
-    """Event files in a folder. A run that goes on after a step first takes back what was written of later steps."""
+    """Event files in a folder. A run that resumes after step `after` discards the points of later steps."""
 
     def __init__(self, folder: Path, after: int):
         from tensorboard.compat.proto.event_pb2 import SessionLog  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self.writer = EventFileWriter(str(folder))
-        self.write(after + 1, session_log=SessionLog(status=SessionLog.START))
+        self._write(after + 1, session_log=SessionLog(status=SessionLog.START))
 
     def add(self, step: int, scalars: dict[str, float]) -> None:
+        """Add one point to each curve."""
         from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        self.write(step, summary=Summary(value=values))
+        self._write(step, summary=Summary(value=values))
 
-    def write(self, step: int, **content: Any) -> None:
-        """To the file at once: a state that is saved next must not know of steps that the curves lack."""
+    def close(self) -> None:
+        """Close the file."""
+        self.writer.close()
+
+    def _write(self, step: int, **content: object) -> None:
+        """Write to the file at once: a state saved later must not be ahead of the curves."""
         from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
         self.writer.add_event(Event(wall_time=time.time(), step=step, **content))
         self.writer.flush()
-
-    def close(self) -> None:
-        self.writer.close()

@@ -1,1 +1,1 @@
-"""Suites: many tasks for one model, each trained and measured by the same protocol."""
+"""Suites of tasks: VTAB-1k."""

@@ -1,7 +1,7 @@
-"""A suite over a model: fine-tuned on every task that is there, and measured on its test pictures.
+"""Run a suite: fine-tune a model on every task, and evaluate it on the task's test images.
 
 The protocol is the paper's (table 4): SGD with momentum, 2,500 steps at a learning rate of 0.01, batch 512, 384 pixels,
-the same for every task. Smaller numbers may be asked for, and the result says so.
+the same for every task. Settings may be changed, and the result lists the changes.
 """
 
 import signal
@@ -14,13 +14,14 @@ from typing import Any
 
 from vitral.data.dataset import DatasetIndex
 from vitral.devices import choose_device
-from vitral.errors import ConfigError, DataError, VitralError
-from vitral.suites.vtab import GROUPS, PAPERS, TASKS, TRAIN, VAL, find_task, no_tasks, open_task
-from vitral.training.build import build_model
-from vitral.training.config import TrainConfig, as_settings, with_settings
+from vitral.errors import ConfigError, VitralError, first_line, short_repr
+from vitral.suites.vtab import GROUPS, PAPER_MODELS, TASKS, TRAIN, VAL, find_tasks, open_task, unrecognized_names
+from vitral.training.config import TrainConfig, as_resolved
 from vitral.training.entry import start_run
 from vitral.training.events import Finished, Interrupted, Stepped
-from vitral.training.settings import flatten, over
+from vitral.training.prepare import build_model
+from vitral.training.request import Request, add_layer
+from vitral.training.settings import as_settings, flatten, with_settings
 from vitral.weights.load import peek
 
 PROTOCOL: dict[str, Any] = {
@@ -42,115 +43,127 @@ PROTOCOL: dict[str, Any] = {
     "keep": "last",
     "save_seconds": 1e9,  # a task is not resumed
 }
-_OF_THE_MACHINE = ("accumulate", "compile", "device", "gradient_checkpointing", "precision", "workers")
-"""They change what it takes, not what is learnt."""
+_FIXED = ("data", "from", "from_", "from_weights", "model", "objective", "val_fraction", "val")
+_MACHINE_SETTINGS = ("accumulate", "compile", "device", "gradient_checkpointing", "precision", "workers")
+"""Settings that change the cost of training, but not the protocol."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskResult:
+    """The scores of one task."""
+
     task: str
     group: str
     top1: float
     low: float
+    """Lower end of the 95 % confidence interval of top1."""
     high: float
+    """Upper end of the 95 % confidence interval of top1."""
     images: int
     train_images: int
-    papers: tuple[float, float, float]
+    paper: tuple[float, float, float]
+    """The scores in table 9, in percent, of PAPER_MODELS."""
     stand_in: str | None = None
-    """What was measured in the task's place; the paper's numbers are not about it."""
+    """The dataset that was used instead of the task's own."""
     unreadable: int = 0
-    """Test pictures that could not be read."""
+    """Number of unreadable test images."""
     classes_seen: int
-    """Of the test pictures."""
+    """Number of classes among the test images."""
     notes: tuple[str, ...] = ()
-    """What there is to say about its data."""
+    """Notes on the dataset."""
 
     @property
-    def is_the_papers(self) -> bool:
-        """The task itself, with all of its training pictures and nothing missing from its test."""
-        is_whole = not self.unreadable and self.classes_seen == TASKS[self.task].classes
-        return self.stand_in is None and self.train_images == TRAIN + VAL and is_whole
+    def is_comparable(self) -> bool:
+        """Return whether this is the task itself, with all training images and no gap in its test split."""
+        is_complete = not self.unreadable and self.classes_seen == TASKS[self.task].classes
+        return self.stand_in is None and self.train_images == TRAIN + VAL and is_complete
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuiteResult:
+    """The scores of all tasks, and why some are missing."""
+
     suite: str
     model: str
     tasks: tuple[TaskResult, ...]
     missing: tuple[str, ...]
-    """Tasks that are not there."""
+    """Tasks without data."""
     failed: dict[str, str]
-    """Tasks that could not be used, and why."""
+    """Tasks that failed, with the reason."""
     changed: dict[str, Any]
-    """What differs from the paper's protocol."""
-    left: tuple[str, ...] = ()
-    """Tasks that were not begun or not finished when it was interrupted."""
+    """Settings that differ from the paper's protocol."""
+    unfinished: tuple[str, ...] = ()
+    """Tasks that were left when the suite was interrupted."""
     signal: int = 0
-    """What interrupted it."""
-    unknown: tuple[str, ...] = ()
-    """What lies there and is no task."""
+    """The signal that interrupted the suite, or 0."""
+    unrecognized: tuple[str, ...] = ()
+    """Names in the folder that are not tasks."""
 
     @property
     def interrupted(self) -> bool:
-        return bool(self.left)
+        return bool(self.unfinished)
 
     def group_mean(self, group: str | None = None) -> float | None:
+        """Return the mean accuracy of a group, or of all tasks; None without tasks."""
         scores = [task.top1 for task in self.tasks if group in (None, task.group)]
         return mean(scores) if scores else None
 
     def as_dict(self) -> dict[str, Any]:
-        groups = {group: self.group_mean(group) for group in GROUPS}
-        whole = len(self.tasks) == len(TASKS) and all(task.is_the_papers for task in self.tasks) and not self.changed
+        all_comparable = len(self.tasks) == len(TASKS) and all(task.is_comparable for task in self.tasks)
         return {
             **asdict(self),
             "tasks": [{**asdict(task), "classes": TASKS[task.task].classes} for task in self.tasks],
             "interrupted": self.interrupted,
-            "groups": groups,
+            "groups": {group: self.group_mean(group) for group in GROUPS},
             "mean": self.group_mean(),
-            "is_whole": whole,
-            "papers": list(PAPERS),
+            "complete": all_comparable and not self.changed,
+            "paper_models": list(PAPER_MODELS),
             "train_images": TRAIN + VAL,
         }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskProgress:
-    """How far the suite is, in steps of training over all tasks."""
+    """Training steps that are done, over all tasks."""
 
     task: str
     done: int
     total: int
 
 
-def run_suite(
-    model: str | Path, place: str | Path, **changes: Any
+def run_suite(model: str | Path, data: str | Path, **changes: Any) -> SuiteResult:
+    """Fine-tune and evaluate a model on every task in the folder ``data``, and return the scores.
+
+    ``changes`` are settings of TrainConfig that differ from the paper's protocol.
+    """
+    *_, result = suite_events(model, data, **changes)
+    assert isinstance(result, SuiteResult)
+    return result
+
+
+def suite_events(
+    model: str | Path, data: str | Path, **changes: Any
 ) -> Iterator[TaskProgress | TaskResult | SuiteResult]:
-    """Every task below ``place`` that is there; ``changes`` are settings that differ from the paper's protocol."""
-    if not isinstance(model, str | Path) or not isinstance(place, str | Path):
-        raise ConfigError("run_suite takes the path or the name of a model, and the folder of the tasks.")
-    if taken := sorted({"data", "from", "from_weights", "model", "objective", "val_fraction", "val"} & changes.keys()):
-        raise ConfigError(f"{taken[0]} is not for a suite to change.")
-    model, folder = str(model), Path(place)
-    found = find_tasks(folder)
-    changes = flatten(changes)
-    if isinstance(side := changes.get("image_size"), int):
-        changes["image_size"] = (side, side)
-    protocol = with_settings(None, {**PROTOCOL, "data": "", "from": model}, "vtab-1k")
-    config = over(protocol, changes, "vtab-1k")  # epochs instead of steps, if asked for
-    usual = as_settings(protocol)
-    # What is wrong for every task is told once, before the first.
-    choose_device(config.device)
-    build_model(replace(config, channels=peek(model).channels), classes=2)
+    """Run a suite as `run_suite` does; yield progress, a TaskResult per task, and the SuiteResult at the end.
+
+    ``changes`` are settings of TrainConfig that differ from the paper's protocol.
+    """
+    if not isinstance(model, str | Path) or not isinstance(data, str | Path):
+        wrong = data if isinstance(model, str | Path) else model
+        raise ConfigError(
+            f"run_suite takes the path or name of a model and the folder of the tasks (got {short_repr(wrong)})."
+        )
+    folders = find_tasks(Path(data))
+    protocol, config = _configure(str(model), changes)
     results: list[TaskResult] = []
     failed: dict[str, str] = {}
     caught = 0
-    for number, (name, (path, stand_in)) in enumerate(found.items()):
+    for number, (name, (path, stand_in)) in enumerate(folders.items()):
         try:
-            data = open_task(TASKS[name], path, stand_in)
-            for event in learn_task(replace(config, data=str(path)), name, data, stand_in):
+            dataset = open_task(TASKS[name], path, stand_in)
+            for event in _fine_tune(replace(config, data=str(path)), name, dataset, stand_in):
                 if isinstance(event, TaskProgress):
-                    done = number * event.total + event.done
-                    yield TaskProgress(task=name, done=done, total=len(found) * event.total)
+                    yield replace(event, done=number * event.total + event.done, total=len(folders) * event.total)
                 elif isinstance(event, TaskResult):
                     results.append(event)
                     yield event
@@ -158,67 +171,73 @@ def run_suite(
                     caught = event.signal
         except VitralError as error:
             failed[name] = str(error)
-        except (RuntimeError, MemoryError, OSError) as error:  # no memory, no room: what is finished is not lost
-            failed[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        except KeyboardInterrupt:  # while nothing is trained; what is finished is told
+        except (RuntimeError, MemoryError, OSError) as error:  # out of memory or disk: keep what is finished
+            failed[name] = f"{type(error).__name__}: {first_line(error)}"
+        except KeyboardInterrupt:  # between two trainings: report what is finished
             caught = signal.SIGINT
         if caught:
             break
     ended = {result.task for result in results} | failed.keys()
     yield SuiteResult(
         suite="vtab-1k",
-        model=model,
+        model=str(model),
         tasks=tuple(results),
-        missing=tuple(name for name in TASKS if name not in found),
+        missing=tuple(name for name in TASKS if name not in folders),
         failed=failed,
-        changed={
-            name: value
-            for name, value in as_settings(config).items()
-            if value != usual.get(name) and name not in _OF_THE_MACHINE
-        },
-        left=tuple(name for name in found if name not in ended),
+        changed=_differences(protocol, config),
+        unfinished=tuple(name for name in folders if name not in ended),
         signal=int(caught),
-        unknown=tuple(no_tasks(folder)),
+        unrecognized=tuple(unrecognized_names(Path(data))),
     )
 
 
-def find_tasks(folder: Path) -> dict[str, tuple[Path, str | None]]:
-    """Where each task lies that is there, and what stands in its place; DataError where there is none."""
-    if not folder.is_dir():
-        raise DataError(
-            f"There is no folder {folder}.", hint="It holds a folder or a table for each task: docs/vtab.md."
-        )
-    found = {name: there for name in TASKS if (there := find_task(name, folder)) is not None}
-    if not found:
-        raise DataError(
-            f"{folder} holds none of the tasks.",
-            hint=f"They are called {', '.join(TASKS)}; what stands in a task's place cifar100=NAME.",
-        )
-    return found
+def _configure(model: str, changes: dict[str, Any]) -> tuple[TrainConfig, TrainConfig]:
+    """Return the protocol and the requested settings; raise for what is wrong with every task before the first one."""
+    if fixed := sorted(set(_FIXED) & changes.keys()):
+        raise ConfigError(f"A suite sets {fixed[0]} itself.", hint=f"Drop {fixed[0]}.")
+    changes = flatten(changes)
+    if isinstance(side := changes.get("image_size"), int):
+        changes["image_size"] = (side, side)
+    protocol = with_settings(None, {**PROTOCOL, "data": "", "from": model}, "vtab-1k")
+    config = add_layer(protocol, changes, "vtab-1k")  # epochs replace the protocol's steps
+    choose_device(config.device)
+    build_model(as_resolved(replace(config, channels=peek(model).config.channels)), classes=2)
+    return protocol, config
 
 
-def learn_task(
-    config: TrainConfig, name: str, data: DatasetIndex, stand_in: str | None
+def _differences(protocol: TrainConfig, config: TrainConfig) -> dict[str, Any]:
+    """Return the settings that differ from the protocol."""
+    original = as_settings(protocol)
+    return {
+        name: value
+        for name, value in as_settings(config).items()
+        if value != original.get(name) and name not in _MACHINE_SETTINGS
+    }
+
+
+def _fine_tune(
+    config: TrainConfig, name: str, dataset: DatasetIndex, stand_in: str | None
 ) -> Iterator[TaskProgress | TaskResult | Interrupted]:
+    """Fine-tune on one task in a temporary run folder."""
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        for event in start_run(config, data, out=Path(folder) / name):
+        for event in start_run(Request(config=config, dataset=dataset), out=Path(folder) / name):
             if isinstance(event, Stepped):
                 yield TaskProgress(task=name, done=event.step, total=event.steps)
             if isinstance(event, Interrupted):
                 yield event
             if isinstance(event, Finished):
-                held = event.test
+                test = event.test
                 yield TaskResult(
                     task=name,
                     group=TASKS[name].group,
-                    top1=held["top1"],
-                    low=held["top1_low"],
-                    high=held["top1_high"],
-                    images=held["images"],
-                    train_images=len(data.splits["train"]),
-                    papers=TASKS[name].papers,
+                    top1=test["top1"],
+                    low=test["top1_low"],
+                    high=test["top1_high"],
+                    images=test["images"],
+                    train_images=len(dataset.splits["train"]),
+                    paper=TASKS[name].paper,
                     stand_in=stand_in,
-                    unreadable=len(held["unreadable"]),
-                    classes_seen=len({item.label for item in data.splits["test"]}),
-                    notes=data.notes,
+                    unreadable=len(test["unreadable"]),
+                    classes_seen=len({item.label for item in dataset.splits["test"]}),
+                    notes=dataset.notes,
                 )

@@ -1,127 +1,155 @@
-"""Every setting of a training run. The same names serve in Python, in TOML and on the command line (``--optim.lr``).
+"""Every setting of a training run, as requested (`TrainConfig`) and as resolved (`ResolvedConfig`).
 
-``"auto"`` is decided in decide.py, with a reason. The text under a field is its help wherever it appears.
+A setting has the same name in Python, in TOML and on the command line (`--optim.lr`). The text under a field is its
+help, its comment in config.toml and its documentation. `auto.py` chooses a value for every "auto".
 """
 
-import json
-import re
-import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from vitral.data.augment import Augment
-from vitral.devices import device_name
-from vitral.errors import ConfigError, did_you_mean
-from vitral.model.config import field_from_word
-from vitral.training.bounds import check_numbers
-from vitral.training.kinds import in_kind
-from vitral.training.masking import Masking
+from vitral.devices import normalize_device
+from vitral.errors import ConfigError, check_number
+from vitral.preprocess import Resize
 
 Auto = Literal["auto"]
+Precision = Literal["float32", "bfloat16", "float16"]
+TuneWhat = Literal["all", "head", "last-blocks", "lora"]
+LossKind = Literal["softmax", "sigmoid"]
+ClassWeights = Literal["none", "balanced"]
+CUSTOM_MODEL = "custom:"
+"""Prefix of `model` for a network that the caller built; the class name follows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optim:
-    """How weights move."""
+    """The optimizer and the learning-rate schedule."""
 
-    name: Literal["sgd", "adam", "adamw", "muon"] = "adamw"
-    """sgd, adam, adamw, or muon: orthogonalised momentum for the matrices of the blocks, AdamW for the rest."""
+    name: Literal["sgd", "adamw", "muon"] = "adamw"
+    """sgd, adamw, or muon: orthogonalized momentum for the matrices of the blocks, AdamW for everything else."""
     lr: float | Auto = "auto"
-    """Learning rate at its peak."""
+    """Peak learning rate."""
     weight_decay: float = 0.05
-    """Decoupled, times the learning rate; on matrices only."""
-    momentum: float = 0.9
-    """For sgd."""
+    """Decoupled weight decay, multiplied by the learning rate; applies to matrices only."""
+    momentum: float | None = None
+    """Momentum of sgd (default 0.9) or muon (default 0.95)."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """For adam and adamw."""
+    """Decay rates of AdamW's moments."""
     eps: float = 1e-8
-    """For adam and adamw."""
+    """Epsilon of AdamW."""
     clip: float = 1.0
-    """Largest norm of all gradients together; 0: no limit."""
+    """Maximum norm of the gradients; 0 turns clipping off."""
     layer_decay: float | Auto = "auto"
-    """Each layer below the head learns at this times the rate of the one above it; auto: 0.75 where all weights of a
-    checkpoint are trained, else 1."""
+    """Factor of the learning rate from each layer to the one below it; auto: 0.75 when all weights of a checkpoint are
+    trained, otherwise 1."""
     schedule: Literal["cosine", "linear", "rsqrt", "stair", "constant"] = "cosine"
-    """How the learning rate goes on after the warm-up."""
+    """Shape of the learning rate after the warmup."""
     stairs: tuple[float, float, float] = (0.3, 0.6, 0.9)
-    """For stair: the parts of all steps after which it falls to a tenth."""
+    """For stair: the fractions of all steps at which the learning rate drops to a tenth."""
     warmup_steps: int | Auto = "auto"
-    """Steps in which it rises from 0; auto: 5 % of all."""
+    """Steps of linear warmup from 0; auto: 5% of all steps."""
     end_lr: float = 0.0
-    """Where cosine and linear end."""
+    """Learning rate at the end of cosine and linear."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """What is made small."""
+    """The classification loss."""
 
-    kind: Literal["softmax", "sigmoid"] = "softmax"
-    """softmax: one class; sigmoid: every class by itself, as for multi-label data."""
+    kind: LossKind | Auto = "auto"
+    """softmax: one class per image; sigmoid: an independent decision per class; auto: sigmoid for multi-label data."""
     smoothing: float = 0.0
     """Label smoothing."""
-    class_weights: Literal["none", "balanced"] | Auto = "auto"
-    """balanced: rare classes count more (of the sigmoid loss: their yes); auto: when one class is over three times as
-    common as another, and a picture has one label."""
+    class_weights: ClassWeights | Auto = "auto"
+    """balanced: weight rare classes more (with sigmoid: their positives); auto: balanced when one class has more than
+    three times the images of another and images have one label."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mix:
-    """Pictures mixed within a batch."""
+    """Mixing images within a batch."""
 
     mixup: float = 0.0
-    """Alpha of mixup; 0: off."""
+    """Alpha of mixup; 0 turns it off."""
     cutmix: float = 0.0
-    """Alpha of CutMix; 0: off. With both, each batch takes one of them."""
+    """Alpha of CutMix; 0 turns it off. With both, each batch uses one of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tune:
     """Which weights are trained."""
 
-    what: Literal["all", "head", "last-blocks", "lora"] | Auto = "auto"
-    """all; only the head; the head and the last blocks; or LoRA: small additions to the matrices of the blocks."""
+    what: TuneWhat | Auto = "auto"
+    """all weights; the head; the head and the last-blocks; or lora: low-rank updates of the matrices in the blocks."""
     blocks: int = 2
-    """For last-blocks: how many."""
+    """For last-blocks: the number of blocks."""
     rank: int = 8
-    """For lora: its rank."""
+    """For lora: the rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Masking:
+    """Masked patch prediction (appendix B.1.2), with the paper's values as defaults; for objective masked-patches."""
+
+    target: Literal["mean-color", "small-patch", "pixels"] = "mean-color"
+    """mean-color: the mean color of a patch, 3 bits per channel; small-patch: the same for each of its 4 x 4 cells;
+    pixels: all of its pixels, by regression."""
+    ratio: float = 0.5
+    """Fraction of the patches whose embedding is corrupted."""
+    masked: float = 0.8
+    """Fraction of the corrupted patches that get the mask embedding."""
+    swapped: float = 0.1
+    """Fraction of the corrupted patches that get the embedding of another patch; the rest keep their own."""
+
+    def __post_init__(self) -> None:
+        check_number("masking.ratio", self.ratio, above=0, maximum=1)
+        for name in ("masked", "swapped"):
+            check_number(f"masking.{name}", getattr(self, name), minimum=0, maximum=1)
+        if self.masked + self.swapped > 1 + 1e-9:
+            raise ConfigError(
+                f"masking.masked and masking.swapped add up to more than 1 (got {self.masked} and {self.swapped})."
+            )
+
+    def corrupted_patches(self, patches: int) -> int:
+        """Return how many of `patches` are corrupted, the same number in every image."""
+        return max(1, round(self.ratio * patches))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """A training run."""
+    """The settings of a training run, as requested."""
 
     data: str
-    """A folder of class folders, a table, tar shards, hf:owner/name, or builtin:digits."""
+    """A folder of class folders, a table, tar shards, hf:OWNER/NAME, or builtin:digits."""
     val: str | None = None
-    """Other data to hold out, instead of a split of these."""
+    """Another dataset to use as the test split."""
     val_fraction: float = 0.1
-    """The part of the training pictures that chooses the best epoch, where the data bring no val split."""
+    """Fraction of the training images that forms the validation split, when the dataset has none."""
     model: str = "auto"
-    """A name such as vit-s16, for training from scratch."""
+    """Name of a network to train from scratch, such as vit-s16."""
     from_weights: str | None = None
-    """A checkpoint to start from."""
+    """MODEL to start from: a run folder, a weights file, a shipped name, or hf:OWNER/NAME."""
     objective: Literal["classify", "masked-patches"] = "classify"
-    """classify: learn from labels; masked-patches: from pictures alone, by filling in what was hidden (B.1.2)."""
+    """classify: learn from labels; masked-patches: learn from images alone, by predicting hidden patches (B.1.2)."""
     network: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ViTConfig to change."""
     image_size: int | tuple[int, int] | Auto = "auto"
-    """Pixels, or height and width."""
+    """Input size in pixels: one number, or height and width."""
     channels: int | Auto = "auto"
-    """3: RGB, 1: grey, or the bands of the pictures."""
-    resize: Literal["squash", "crop", "pad", "native"] | Auto = "auto"
-    """How pictures get to the size; auto: crop for photos, squash for small pictures, or what the checkpoint has."""
+    """Input channels: 3 for RGB, 1 for gray, or the number of channels in the files."""
+    resize: Resize | Auto = "auto"
+    """How images are brought to the size; auto: crop for photos, squash for small images, or the checkpoint's way."""
     epochs: float | Auto = "auto"
-    """Times that every picture is seen."""
+    """Number of passes over the training images."""
     steps: int | None = None
-    """Steps of the optimizer, instead of epochs."""
+    """Number of optimizer steps, instead of epochs."""
     minutes: float | None = None
-    """Plan the epochs to fit into this time, by the speed of the first steps."""
+    """Time budget: train for as many epochs as fit, planned from the speed of the first steps."""
     batch_size: int | Auto = "auto"
-    """Pictures in one step of the optimizer."""
+    """Images per optimizer step."""
     accumulate: int = 1
-    """Micro-batches that a step is made of, to save memory."""
+    """Number of micro-batches per step; more need less memory."""
     optim: Optim = field(default_factory=Optim)
     loss: Loss = field(default_factory=Loss)
     augment: Augment = field(default_factory=Augment)
@@ -129,261 +157,188 @@ class TrainConfig:
     tune: Tune = field(default_factory=Tune)
     masking: Masking = field(default_factory=Masking)
     ema: float = 0.0
-    """Decay of an average of the weights, which is then evaluated and kept; 0: off."""
+    """Decay of an exponential moving average of the weights, which is then evaluated and kept; 0 turns it off."""
     dropout: float = 0.0
-    """Chance that a value inside the network is left out of a step."""
+    """Dropout rate inside the network."""
     drop_path: float = 0.0
-    """Stochastic depth."""
+    """Stochastic depth rate of the last block."""
     seed: int = 0
-    """Of everything random; another seed is another run."""
+    """Random seed."""
     workers: int | Auto = "auto"
-    """Processes that load pictures."""
+    """Processes that load images."""
     device: str = "auto"
-    """cpu, cuda, cuda:1 or mps; auto: the fastest that is there."""
-    precision: Literal["float32", "bfloat16", "float16"] | Auto = "auto"
-    """Of the products inside the network; the weights stay float32. auto: bfloat16 where the hardware has it."""
+    """cpu, cuda, cuda:1 or mps; auto: the fastest available."""
+    precision: Precision | Auto = "auto"
+    """Precision of the matrix products; weights stay float32. auto: bfloat16 where the hardware supports it."""
     compile: bool = False
-    """Compile the network: slow to start, then faster."""
+    """Compile the network with torch.compile: slower to start, then faster."""
     gradient_checkpointing: bool = False
-    """Less memory for a third more time."""
+    """Recompute activations in the backward pass: less memory for a third more time."""
     keep: Literal["best", "last"] = "best"
-    """best: the model of the best epoch, by the validation; last: that of the last step."""
+    """Which weights to keep: best, of the epoch with the best validation scores, or last, of the last step."""
     patience: int = 0
-    """Stop when so many epochs brought nothing better; 0: never."""
+    """Stop after this many epochs without an improvement; 0: never."""
     save_seconds: float = 30.0
-    """Least time between saved states, besides every epoch that is kept; more where a state takes long to write."""
-    most_bad: float = 0.01
-    """The largest part of pictures that may be unreadable."""
+    """Minimum seconds between two saved states, apart from those at the end of an epoch."""
+    max_bad_fraction: float = 0.01
+    """Maximum fraction of training images that may be unreadable."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "device", device_name(self.device))
-        _check_words(self)
+        object.__setattr__(self, "device", normalize_device(self.device))
+        _check_texts(self)
         _check_network(self.network)
-        check_numbers(as_settings(self))
+        _check_numbers(self)
         if isinstance(self.batch_size, int) and self.batch_size % self.accumulate:
-            raise ConfigError(f"batch_size={self.batch_size} is no multiple of accumulate={self.accumulate}.")
+            raise ConfigError(f"batch_size={self.batch_size} is not a multiple of accumulate={self.accumulate}.")
         if self.keep == "last" and self.patience:
             raise ConfigError(
-                "patience waits for a better epoch, and keep='last' takes the last one.", hint="Leave one out."
+                "patience stops at the best epoch, but keep='last' keeps the last step.", hint="Drop one."
+            )
+        if self.optim.name == "adamw" and self.optim.momentum is not None:
+            raise ConfigError(
+                f"optim.momentum={self.optim.momentum:g} has no effect on adamw.",
+                hint="Set optim.betas, or optim.momentum=none.",
             )
 
     @property
-    def changes_pictures(self) -> bool:
-        """Whether training sees other pictures or labels than evaluation."""
-        how = self.augment
-        off = (
-            how.crop == "none",
-            not how.randaugment,
-            not self.mix.mixup,
-            not self.mix.cutmix,
-            not self.loss.smoothing,
-        )
-        amounts = (how.flip, how.rotate, how.shear, how.zoom, how.shift, how.jitter, how.erase)
-        return any(amounts) or not all(off)
+    def is_augmented(self) -> bool:
+        """Whether training sees other images or labels than evaluation."""
+        augment = self.augment
+        amounts = (augment.flip, augment.rotate, augment.shear, augment.zoom, augment.shift, augment.jitter)
+        labels = (self.mix.mixup, self.mix.cutmix, self.loss.smoothing)
+        return augment.crop != "none" or any((*amounts, augment.erase, augment.randaugment, *labels))
 
 
-def _check_words(config: TrainConfig) -> None:
+# ---- resolved ----
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedOptim(Optim):
+    lr: float = 1e-3
+    layer_decay: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedLoss(Loss):
+    kind: LossKind = "softmax"
+    class_weights: ClassWeights = "none"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedTune(Tune):
+    what: TuneWhat = "all"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedConfig(TrainConfig):
+    """A TrainConfig whose choices are all made. Its length, `epochs` and `optim.warmup_steps`, is planned later, when
+    the speed is known; the loop reads both from the `Job`."""
+
+    image_size: int | tuple[int, int] = 224
+    channels: int = 3
+    resize: Resize = "crop"
+    batch_size: int = 32
+    workers: int = 0
+    precision: Precision = "float32"
+    optim: ResolvedOptim = field(default_factory=ResolvedOptim)
+    loss: ResolvedLoss = field(default_factory=ResolvedLoss)
+    tune: ResolvedTune = field(default_factory=ResolvedTune)
+
+
+SECTIONS: dict[str, type[Any]] = {
+    "optim": Optim,
+    "loss": Loss,
+    "augment": Augment,
+    "mix": Mix,
+    "tune": Tune,
+    "masking": Masking,
+}
+_RESOLVED: dict[str, type[Any]] = {"optim": ResolvedOptim, "loss": ResolvedLoss, "tune": ResolvedTune}
+
+
+def as_resolved(config: TrainConfig) -> ResolvedConfig:
+    """Return the same settings as a ResolvedConfig. The caller has replaced every "auto"."""
+    values = {item.name: getattr(config, item.name) for item in fields(TrainConfig)}
+    for name, section in _RESOLVED.items():
+        values[name] = section(**{item.name: getattr(values[name], item.name) for item in fields(SECTIONS[name])})
+    return ResolvedConfig(**values)
+
+
+# ---- checks ----
+
+MAX_COUNT = 2**31
+_COUNT: dict[str, float] = {"minimum": 1, "maximum": MAX_COUNT}
+_AMOUNT: dict[str, float] = {"minimum": 0, "maximum": 1e6}
+_FRACTION: dict[str, float] = {"minimum": 0, "below": 1}
+_POSITIVE: dict[str, float] = {"above": 0, "maximum": 1e6}
+
+BOUNDS: dict[str, dict[str, float]] = {
+    "val_fraction": {"above": 0, "below": 0.5},  # the larger part must be trained on
+    "image_size": {"minimum": 1, "maximum": 16384},
+    "channels": {"minimum": 1, "maximum": 10_000},
+    "epochs": _POSITIVE,
+    "steps": _COUNT,
+    "minutes": {"minimum": 0.01, "maximum": 1e7},
+    "batch_size": _COUNT,
+    "accumulate": _COUNT,
+    "optim.lr": _POSITIVE,
+    "optim.weight_decay": _AMOUNT,
+    "optim.momentum": _FRACTION,
+    "optim.betas": _FRACTION,
+    "optim.stairs": _FRACTION,
+    "optim.eps": _POSITIVE,
+    "optim.clip": _AMOUNT,
+    "optim.layer_decay": {"above": 0, "maximum": 1},
+    "optim.warmup_steps": {"minimum": 0, "maximum": MAX_COUNT},
+    "optim.end_lr": _AMOUNT,
+    "loss.smoothing": _FRACTION,
+    "mix.mixup": _AMOUNT,
+    "mix.cutmix": _AMOUNT,
+    "tune.blocks": _COUNT,
+    "tune.rank": _COUNT,
+    "ema": _FRACTION,
+    "dropout": _FRACTION,
+    "drop_path": _FRACTION,
+    "seed": {"minimum": 0, "maximum": MAX_COUNT},
+    "workers": {"minimum": 0, "maximum": 1024},
+    "patience": {"minimum": 0, "maximum": MAX_COUNT},
+    "save_seconds": {"minimum": 0, "maximum": 1e9},
+    "max_bad_fraction": {"minimum": 0, "maximum": 1},
+}
+
+
+def _check_numbers(config: TrainConfig) -> None:
+    for name, bounds in BOUNDS.items():
+        section, dot, rest = name.partition(".")
+        value = getattr(config, section)
+        value = getattr(value, rest) if dot else value
+        for number in value if isinstance(value, tuple) else (value,):
+            if number is not None and not isinstance(number, str):
+                check_number(name, number, **bounds)
+
+
+def _check_texts(config: TrainConfig) -> None:
     for name in ("data", "val", "from_weights", "model"):
-        value = getattr(config, name)
-        seen = f"{_SPELLED.get(name, name)}={value!r}"
-        if value is not None and name != "data" and not value.strip():  # collect_settings says what data are
-            raise ConfigError(f"{seen} names nothing.", hint="Leave it out.")
+        value, shown = getattr(config, name), {"from_weights": "from"}.get(name, name)
+        if value is not None and name != "data" and not value.strip():  # collect_settings reports missing data
+            raise ConfigError(f"{shown}={value!r} is empty.", hint="Leave it out.")
         if value is not None and ("\0" in value or value.encode("utf-8", "replace").decode() != value):
-            raise ConfigError(f"{seen} is no text in UTF-8, which config.toml is written in.", hint="Rename it.")
+            raise ConfigError(
+                f"{shown}={value!r} is not valid UTF-8, so config.toml cannot hold it.", hint="Rename it."
+            )
     if config.from_weights and config.model != "auto":
         raise ConfigError(
-            f"model={config.model!r} and from={config.from_weights!r} both say which network.",
-            hint="Leave --model out: the checkpoint brings its own.",
+            f"model={config.model!r} and from={config.from_weights!r} both name a network.",
+            hint="Leave --model out: the checkpoint defines the network.",
         )
 
 
 def _check_network(network: Mapping[str, Any]) -> None:
     if "num_classes" in network:
         raise ConfigError(
-            f"network.num_classes={network['num_classes']!r}: the number of classes is that of the data.",
+            f"network.num_classes={network['num_classes']!r} is not a setting: the dataset defines the classes.",
             hint="Leave it out.",
         )
     for name in ("image_size", "channels", "dropout", "drop_path"):
         if name in network:
-            raise ConfigError(
-                f"network.{name}={network[name]!r}: a run has a setting of its own for it.", hint=f"Use {name}."
-            )
-
-
-# ---- from and to words ----
-
-SECTIONS = {"optim": Optim, "loss": Loss, "augment": Augment, "mix": Mix, "tune": Tune, "masking": Masking}
-_SPELLED = {"from_weights": "from"}  # a word that Python keeps for itself
-
-
-def setting_names() -> dict[str, Any]:
-    """Every setting by its dotted name, with its type."""
-    names: dict[str, Any] = {}
-    hints = get_type_hints(TrainConfig)
-    for one in fields(TrainConfig):
-        if one.name in SECTIONS:
-            inner = get_type_hints(SECTIONS[one.name])
-            names |= {f"{one.name}.{part.name}": inner[part.name] for part in fields(SECTIONS[one.name])}
-        else:
-            names[_SPELLED.get(one.name, one.name)] = hints[one.name]
-    return names
-
-
-def with_settings(config: TrainConfig | None, settings: Mapping[str, Any], origin: str) -> TrainConfig:
-    """A config with dotted settings changed; ``origin`` says where they come from, for the error."""
-    known = setting_names()
-    changes: dict[str, Any] = {}
-    inner: dict[str, dict[str, Any]] = {}
-    for word, value in settings.items():
-        name = _SPELLED.get(word, word)  # from_weights=... in Python, where from is a keyword
-        section, dot, rest = name.partition(".")
-        if section == "network" and dot:
-            inner.setdefault("network", {})[rest] = field_from_word(rest, value) if isinstance(value, str) else value
-            continue
-        if name not in known:
-            inside = [setting for setting in known if setting.endswith(f".{name}")]
-            hint = f"Did you mean {' or '.join(inside)}?" if inside else did_you_mean(name, known)
-            hint = f"{name} is a section, such as {name}.{_first_of(name)}." if name in SECTIONS else hint
-            hint = hint or "`vitral train --help-all` lists them."
-            raise ConfigError(f"{origin}: there is no setting {name!r}.", hint=hint)
-        value = in_kind(name, value, known[name], origin)
-        if dot:
-            inner.setdefault(section, {})[rest] = value
-        else:
-            changes[{"from": "from_weights"}.get(name, name)] = value
-    for section, parts in inner.items():
-        if section == "network":
-            before = dict(config.network) if config else {}
-            changes["network"] = {**before, **parts}
-        else:
-            before = getattr(config, section) if config else SECTIONS[section]()
-            changes[section] = replace(before, **parts)
-    if config is None and "data" not in changes:
-        raise ConfigError(f"{origin}: there is no setting data, which says what to train on.")
-    return replace(config, **changes) if config else TrainConfig(**changes)
-
-
-def _first_of(section: str) -> str:
-    return fields(SECTIONS[section])[0].name
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Dotted settings of a file."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits, and of deep nesting
-        raise ConfigError(f"{path} is no valid TOML: {error}.") from error
-    return dict(_flat(content))
-
-
-def _flat(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in content.items():
-        if isinstance(value, Mapping) and (name in SECTIONS or name == "network"):
-            yield from ((f"{name}.{part}", inner) for part, inner in value.items())
-        else:
-            yield name, value
-
-
-def recipe_path(name: str) -> Path:
-    """A recipe by its name, or the path of one."""
-    if name.endswith(".toml") and Path(name).is_file():
-        return Path(name)
-    package = Path(__file__).parents[1]
-    for folder in (package / "recipes", package.parents[1] / "recipes"):
-        if (folder / f"{name.removesuffix('.toml')}.toml").is_file():
-            return folder / f"{name.removesuffix('.toml')}.toml"
-    known = recipe_names()
-    raise ConfigError(
-        f"There is no recipe {name!r}.", hint=did_you_mean(name, known) or f"There are: {', '.join(known)}."
-    )
-
-
-def recipe_names() -> list[str]:
-    package = Path(__file__).parents[1]
-    found = {
-        path.stem for folder in (package / "recipes", package.parents[1] / "recipes") for path in folder.glob("*.toml")
-    }
-    return sorted(found)
-
-
-def as_settings(config: TrainConfig) -> dict[str, Any]:
-    """Every setting by its dotted name."""
-    settings: dict[str, Any] = {}
-    for one in fields(config):
-        value = getattr(config, one.name)
-        if one.name == "network":
-            settings |= {f"network.{name}": part for name, part in value.items()}
-        elif is_dataclass(value) and not isinstance(value, type):
-            settings |= {f"{one.name}.{name}": part for name, part in asdict(value).items()}
-        else:
-            settings[_SPELLED.get(one.name, one.name)] = value
-    return settings
-
-
-def as_toml(config: TrainConfig, comments: bool = True) -> str:
-    """The config as a file, with the text under each field as a comment."""
-    texts = field_texts()
-    lines: list[str] = []
-    section = ""
-    settings = as_settings(config)
-    again = _said_twice(config)
-    settings |= dict.fromkeys(again)
-    for name, value in sorted(settings.items(), key=lambda pair: "." in pair[0]):
-        head, dot, rest = name.partition(".")
-        if dot and head != section:
-            section = head
-            lines += ["", f"[{section}]"]
-        if comments and (text := texts.get(name)):
-            lines.append(f"# {text}")
-        value = "none" if value is None and head == "network" else value
-        lines.append(f"{_key(rest or head)} = {_toml(value)}" if value is not None else f"# {rest or head} = (not set)")
-    if again:
-        lines += ["", f"[{AGAIN}]", "# How long the run is in other words, which only --resume reads."]
-        lines += [f"{name} = {_toml(value)}" for name, value in again.items()]
-    return "\n".join(lines) + "\n"
-
-
-AGAIN = "resume"
-
-
-def _said_twice(config: TrainConfig) -> dict[str, Any]:
-    """A settled run has its length in two ways, and a file from which a new one can start has one of them: the steps
-    that were asked for, or the epochs that were planned for the minutes."""
-    if config.epochs == "auto":
-        return {}
-    found: dict[str, Any] = {} if config.steps is None else {"epochs": config.epochs}
-    return found if config.minutes is None else {**found, "minutes": config.minutes}
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(name)} = {_toml(part)}" for name, part in value.items()) + "}"
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML's escapes are JSON's
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _toml(name)
-
-
-def field_texts() -> dict[str, str]:
-    """The text under each field, by its dotted name."""
-    import ast
-    import inspect
-
-    texts: dict[str, str] = {}
-    for prefix, kind in {"": TrainConfig, **{f"{name}.": kind for name, kind in SECTIONS.items()}}.items():
-        tree = ast.parse(inspect.getsource(kind)).body[0]
-        assert isinstance(tree, ast.ClassDef)
-        for one, after in zip(tree.body, tree.body[1:], strict=False):
-            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(after, ast.Expr):
-                name = _SPELLED.get(one.target.id, one.target.id)
-                texts[prefix + name] = " ".join(str(ast.literal_eval(after.value)).split())
-    return texts
+            raise ConfigError(f"network.{name}={network[name]!r} is not a setting of its own.", hint=f"Use {name}.")

@@ -1,4 +1,4 @@
-"""What a training run tells while it goes on. The console, the CSV, the report and the tests read the same events."""
+"""The events of a training run. The console, the CSV files, the report and the tests read the same events."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chosen:
-    """One thing that was decided, and why."""
+    """vitral chose a setting."""
 
     name: str
     value: Any
@@ -16,31 +16,33 @@ class Chosen:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
-    """What the features of the starting weights are worth as they are: what training has to beat."""
+    """The accuracy of the frozen starting features: the baseline for fine-tuning."""
 
     few_shot: float
-    """Top-1 of the ridge regression on ten pictures a class."""
+    """Top-1 of a ridge regression on ten images per class."""
     knn: float
-    """Top-1 of the ten nearest neighbours."""
-    train_pictures: int
-    pictures: int
-    """Of the validation, that they are measured on."""
+    """Top-1 of the ten nearest neighbors."""
+    train_images: int
+    images: int
+    """Number of validation images they are measured on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Started:
-    """Training starts, or goes on after ``step`` steps."""
+    """Training starts, or continues after `step` steps."""
 
     folder: Path
     step: int
     steps: int
-    batches: int
+    steps_per_epoch: int
     parameters: int
     trained: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stepped:
+    """The optimizer took a step."""
+
     step: int
     steps: int
     epoch: int
@@ -52,7 +54,7 @@ class Stepped:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measuring:
-    """Pictures are being answered for: of the validation, those held out, or the start."""
+    """The model runs over a split: "validation", "test" or "baseline"."""
 
     what: str
     done: int
@@ -61,7 +63,7 @@ class Measuring:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochEnded:
-    """With the scores on the slice that chooses the model."""
+    """An epoch ended and has validation scores."""
 
     epoch: int
     step: int
@@ -75,18 +77,22 @@ class EpochEnded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
+    """The state is on disk."""
+
     path: Path
     step: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Warned:
+    """Something unexpected that training can continue with."""
+
     message: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interrupted:
-    """The state is saved; ``resume`` is the line that goes on."""
+    """A signal stopped the run after its state was saved; `resume` is the command that continues it."""
 
     step: int
     resume: str
@@ -95,6 +101,8 @@ class Interrupted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
+    """The run is complete, with its scores on the test split."""
+
     folder: Path
     test: dict[str, Any]
     best_step: int
@@ -104,9 +112,9 @@ class Finished:
 Event = Chosen | Baseline | Started | Stepped | Measuring | EpochEnded | Saved | Warned | Interrupted | Finished
 
 
-def as_line(event: Event) -> str:
-    """For the log of a run."""
-    told = {one.name: getattr(event, one.name) for one in fields(event) if one.name != "test"}
+def as_log_line(event: Event) -> str:
+    """Return the event as a line of log.txt."""
+    values = {item.name: getattr(event, item.name) for item in fields(event) if item.name != "test"}
     if isinstance(event, Finished):
-        told |= {name: event.test[name] for name in ("top1", "top5", "images", "loss")}
-    return f"{type(event).__name__.lower()} " + " ".join(f"{name}={value!s}" for name, value in told.items())
+        values |= {name: event.test[name] for name in ("top1", "top5", "images", "loss")}
+    return f"{type(event).__name__.lower()} " + " ".join(f"{name}={value!s}" for name, value in values.items())

@@ -1,23 +1,24 @@
-"""The training loop: a generator of events. It prints nothing; whoever iterates decides what to show.
+"""The training loop: a generator of events. It prints nothing; the caller decides what to show.
 
-Everything random is a function of (seed, step) or (seed, epoch, picture), and everything else is in the saved state, so
-a run that was killed at any moment goes on to the same weights, bit for bit.
+Everything random is a function of (seed, step) or (seed, epoch, image), and everything else is in the saved state, so
+a run that was killed at any moment resumes to the same weights, bit for bit.
 """
 
+import signal
+import threading
 import time
-from abc import abstractmethod
 from collections.abc import Generator, Iterator
-from contextlib import closing
-from dataclasses import asdict
+from contextlib import AbstractContextManager, closing
+from types import FrameType
 from typing import Any
+
+from torch import Tensor
 
 from vitral.data.batches import Batch
 from vitral.evaluation.metrics import Scores
-from vitral.model.network import Network
-from vitral.runs import quoted
-from vitral.training.best import Best, save_best
-from vitral.training.ending import write_results
+from vitral.runs import quote
 from vitral.training.events import (
+    Baseline,
     Chosen,
     EpochEnded,
     Event,
@@ -27,215 +28,227 @@ from vitral.training.events import (
     Saved,
     Stepped,
     Warned,
-    as_line,
 )
-from vitral.training.learner import TrainingError
-from vitral.training.prepare import Preparation
-from vitral.training.schedule import factor
-from vitral.training.signals import Signals
-from vitral.weights.load import load
+from vitral.training.job import Job
+from vitral.training.records import write_report
+from vitral.training.schedule import lr_factor
+from vitral.training.selection import BestEpoch
+from vitral.training.state import TrainState, save_state
+from vitral.training.step import TrainingError
 
 CURVE_POINTS = 200
-MOST_SCORED = 200
+"""Rows of losses.csv."""
+SAVE_COST = 20
+"""A state is saved at most every so many times its own duration."""
 
 
-class Training(Preparation):
-    """One run, from settings to a model on disk."""
+class SignalCatcher(AbstractContextManager["SignalCatcher"]):
+    """Remembers Ctrl-C and SIGTERM until the step is finished. A second signal ends the process as usual."""
 
-    @abstractmethod
-    def score(self) -> Generator[Event, None, Scores]:
-        """The network as it is now, on the validation."""
+    def __init__(self) -> None:
+        self.caught: int | None = None
+        self._previous: dict[int, Any] = {}
 
-    @abstractmethod
-    def measure_held_out(self) -> Generator[Event, None, dict[str, Any]]:
-        """The best network on the pictures that nothing has seen yet."""
+    def __enter__(self) -> "SignalCatcher":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._catch)
+        return self
 
-    @abstractmethod
-    def draw_end(self) -> None:
-        """Pictures of the report."""
+    def _catch(self, number: int, _: FrameType | None) -> None:
+        self.caught = number
+        self._restore()
+        if hasattr(signal, "SIGCHLD"):
+            # A signal to all processes also ends those that load images, which torch would report wherever we are.
+            signal.signal(signal.SIGCHLD, lambda *_: None)
 
-    def run(self) -> Iterator[Event]:
-        for event in self.events():
-            if isinstance(event, Chosen):
-                self.decisions.append(event)
-            if not isinstance(event, Stepped | Measuring | Saved):
-                self.untold.append(as_line(event))
-            if self.untold and hasattr(self, "folder") and self.folder.config.is_file():
-                self.folder.add_log(*self.untold)
-                self.untold.clear()
-            yield event
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
 
-    def events(self) -> Iterator[Event]:
-        yield from self.settle()
-        yield from self.build()
-        self.open_run()
-        with self.folder.claim():
-            yield from self.plan()
-            yield from self.start()
-            with Signals() as self.signals:
-                try:
-                    yield from self.go()
-                except (RuntimeError, OSError):  # a signal to all ends also those that load pictures
-                    if self.signals.caught is None:
-                        raise
-                    yield self.interrupted()  # the last saved state is whole
+    def __exit__(self, *_: object) -> None:
+        self._restore()
 
-    # ---- the loop ----
 
-    def go(self) -> Iterator[Event]:
-        started, saved = time.perf_counter(), time.perf_counter()
-        begun_at, begun_with = self.step, self.seconds
-        every = max(1, self.steps // CURVE_POINTS)
-        took = 0.0
-        if self.is_unscored:
-            if not (yield from self.score_epoch((self.step - 1) // self.loader.batches)):
-                return
-            yield self.save_state()
-        while self.step < self.steps and not self.is_tired():
-            epoch, number = divmod(self.step, self.loader.batches)
-            for batch in self.loader.epoch(epoch, start=number):
-                rate = factor(self.config.optim, self.step, self.steps, self.warmup)
-                loss = self.learn(batch, rate)
-                self.seconds = begun_with + time.perf_counter() - started
-                speed = (self.step - begun_at) / (self.seconds - begun_with)
-                stepped = Stepped(
-                    step=self.step,
-                    steps=self.steps,
-                    epoch=epoch,
-                    loss=loss,
-                    lr=self.learner.optimizer.peak * rate,
-                    images_per_second=speed * self.loader.batch_size,
-                    seconds_left=(self.steps - self.step) / speed,
-                )
-                if self.step % every == 0:
-                    row = {"step": self.step, "loss": f"{loss:.6f}", "lr": f"{stepped.lr:.6g}"}
-                    self.folder.add_row(self.folder.losses, row)
-                yield stepped
-                if self.step >= self.steps or self.step % self.loader.batches == 0:
-                    break  # the end of an epoch has its own save, behind its scores
-                if self.signals.caught is not None:
-                    yield self.save_state()
-                    yield self.interrupted()
-                    return
-                now = time.perf_counter()
-                if now - saved > max(self.config.save_seconds, 20 * took):  # large states must not take over
-                    yield self.save_state()
-                    saved = time.perf_counter()
-                    took = saved - now
-            if self.is_scored(epoch) and not (yield from self.score_epoch(epoch)):
-                return
-            due = self.config.keep == "best" and self.is_scored(epoch)
-            now = time.perf_counter()
-            if due or self.signals.caught is not None or now - saved > self.config.save_seconds:
-                yield self.save_state()
-                saved = time.perf_counter()
-                took = saved - now
-            self.seconds = begun_with + time.perf_counter() - started
-            if self.signals.caught is not None:
-                yield self.interrupted()
-                return
-        tensors = self.learner.state()  # to be measured, the best network takes the place of the last
-        for event in self.finish():
-            yield event
-            if self.signals.caught is not None and not isinstance(event, Finished):
-                yield self.save_state(tensors)
-                yield self.interrupted()
-                return
-
-    def learn(self, batch: Batch, rate: float) -> float:
-        self.unreadable.take_batch(batch, self.splits.train, self.folder, self.config.most_bad)
+def train_loop(
+    job: Job, state: TrainState, *, choices: tuple[Chosen, ...], baseline: Baseline | None
+) -> Iterator[Event]:
+    """Train until the run is finished or a signal interrupts it. `choices` and `baseline` are for the report."""
+    with SignalCatcher() as signals:
         try:
-            loss = self.learner.learn(batch, self.step, rate)
-        except TrainingError as error:
-            keys = [self.splits.train[int(index)].key for index in batch.items[:8]]
-            more = ", ..." if len(batch.items) > 8 else ""
-            raise TrainingError(
-                f"Step {self.step}: {error.message}, so the weights were not changed. Pictures of this step: "
-                f"{', '.join(keys)}{more}.",
-                hint=error.hint,
-            ) from None
-        self.step += 1
-        self.loss_sum, self.loss_steps = self.loss_sum + loss, self.loss_steps + 1
-        return loss
+            yield from _train(job, state, signals)
+            if signals.caught is None:
+                yield from _finish(job, state, signals, choices, baseline)
+        except (RuntimeError, OSError):  # a signal to all processes also ends those that load images
+            if signals.caught is None:
+                raise
+        if signals.caught is not None and not job.run.results.is_file():
+            yield _interrupted(job, state, signals.caught)  # the last saved state is intact
 
-    def interrupted(self) -> Interrupted:
-        line = f"vitral train --resume {quoted(str(self.folder.folder))}"
-        return Interrupted(step=self.step, resume=line, signal=self.signals.caught or 0)
 
-    def is_scored(self, epoch: int) -> bool:
-        """A run of thousands of short epochs would measure and save more than it learns."""
-        every = max(1, self.steps // self.loader.batches // MOST_SCORED)
-        return (epoch + 1) % every == 0 or self.step >= self.steps
+def _interrupted(job: Job, state: TrainState, number: int) -> Interrupted:
+    command = f"vitral train --resume {quote(str(job.run.folder))}"
+    return Interrupted(step=state.step, resume=command, signal=number)
 
-    def is_tired(self) -> bool:
-        """Early stopping, which only new scores can bring about."""
-        epoch, rest = divmod(self.step, self.loader.batches)
-        return not rest and self.is_scored(epoch - 1) and self.best.is_old(epoch - 1, self.config.patience)
 
-    # ---- scores ----
+def _save(job: Job, state: TrainState, tensors: dict[str, Tensor] | None = None) -> Saved:
+    path = save_state(job.run.state, state, tensors or job.learner.tensors())
+    return Saved(path=path, step=state.step)
 
-    def tell_unreadable(self) -> Iterator[Event]:
-        if news := self.unreadable.news(self.folder):
-            yield Warned(message=news)
 
-    def score_epoch(self, epoch: int) -> Generator[Event, None, bool]:
-        """Whether it came to its end; a signal does not wait for it, and a resumed run begins with it."""
-        with closing(self.end_epoch(epoch)) as events:
-            for event in events:
-                yield event
-                if self.signals.caught is not None and isinstance(event, Measuring):
-                    self.is_unscored = True
-                    break
-            else:
-                self.is_unscored = False
-                return True
-        yield self.save_state()
-        yield self.interrupted()
-        return False
+class SaveClock:
+    """Decides when a state is due: after `seconds`, but never so often that saving takes over."""
 
-    def end_epoch(self, epoch: int) -> Generator[Event, None, None]:
-        with self.learner.averaged():
-            found: Scores = yield from self.score()
-            if self.config.keep == "last":
-                self.best = Best(top1=found.top1, loss=found.loss, step=self.step, epoch=epoch)
-                is_best = self.step >= self.steps
-            else:
-                is_best = self.best.take(found, self.step, epoch)
-            if is_best:
-                self.save_best()
-        yield from self.tell_unreadable()
-        train_loss = self.loss_sum / max(1, self.loss_steps)
-        self.loss_sum, self.loss_steps = 0.0, 0
-        numbers = {"train_loss": train_loss, "loss": found.loss, "top1": found.top1, "top5": found.top5}
-        row = {name: f"{value:.6f}" for name, value in numbers.items()}
-        self.folder.add_row(self.folder.metrics, {"epoch": epoch, "step": self.step, **row})
-        yield EpochEnded(epoch=epoch, step=self.step, is_best=is_best, seconds=self.seconds, **numbers)
+    def __init__(self, seconds: float):
+        self.seconds, self.duration, self.last = seconds, 0.0, time.perf_counter()
 
-    def save_best(self) -> None:
-        save_best(self.folder, self.learner.model, self.preprocess, self.data, self.config, self.base_sha256)
+    def is_due(self, *, at_epoch_end: bool = False) -> bool:
+        wait = self.seconds if at_epoch_end else max(self.seconds, SAVE_COST * self.duration)
+        return time.perf_counter() - self.last > wait
 
-    def take_model(self, model: Network) -> None:
-        """The best one, in place of the last."""
-        self.learner.model = model.to(self.learner.device)
+    def save(self, job: Job, state: TrainState) -> Saved:
+        start = time.perf_counter()
+        saved = _save(job, state)
+        self.last = time.perf_counter()
+        self.duration = self.last - start
+        return saved
 
-    def finish(self) -> Iterator[Event]:
-        """Measured, and everything written down."""
-        if self.best.step:
-            self.take_model(load(self.folder.model).model)
-        held = yield from self.measure_held_out()
-        yield from self.tell_unreadable()
-        facts = {
-            "objective": self.config.objective,
-            "best_step": self.best.step,
-            "keep": self.config.keep,
-            "steps": self.step,
-            "train_seconds": round(self.seconds, 3),
-            "bad_pictures": len(self.unreadable.reasons),
-            "changes_pictures": self.config.changes_pictures,
-            "parameters": sum(p.numel() for p in self.learner.model.parameters()),
-            "baseline": None if self.baseline is None else asdict(self.baseline),
-        }
-        self.folder.plots.mkdir(exist_ok=True)
-        self.draw_end()
-        write_results(self.folder, held, self.config, self.data, self.splits, facts, self.decisions)
-        yield Finished(folder=self.folder.folder, test=held, best_step=self.best.step, train_seconds=self.seconds)
+
+def _train(job: Job, state: TrainState, signals: SignalCatcher) -> Iterator[Event]:
+    """Train to the last step, or until a signal; then the state is saved."""
+    started, seconds_before, first_step = time.perf_counter(), state.seconds, state.step
+    clock = SaveClock(job.config.save_seconds)
+    if state.is_unscored:
+        yield from _score_epoch(job, state, signals, (state.step - 1) // job.steps_per_epoch)
+        yield clock.save(job, state)
+    while state.step < job.steps and not _should_stop(job, state) and signals.caught is None:
+        epoch, number = divmod(state.step, job.steps_per_epoch)
+        for batch in job.train.epoch(epoch, start=number):
+            factor = lr_factor(job.config.optim, state.step, job.steps, job.warmup_steps)
+            loss = _step(job, state, batch, factor)
+            state.seconds = seconds_before + time.perf_counter() - started
+            speed = (state.step - first_step) / (state.seconds - seconds_before)
+            lr = job.config.optim.lr * factor
+            _record_loss(job, state.step, loss, lr)
+            yield Stepped(
+                step=state.step,
+                steps=job.steps,
+                epoch=epoch,
+                loss=loss,
+                lr=lr,
+                images_per_second=speed * job.train.batch_size,
+                seconds_left=(job.steps - state.step) / speed,
+            )
+            if state.step >= job.steps or state.step % job.steps_per_epoch == 0:
+                break  # the end of an epoch is saved after its scores
+            if signals.caught is not None or clock.is_due():
+                yield clock.save(job, state)
+            if signals.caught is not None:
+                return
+        is_scored = job.is_scored(epoch, state.step)
+        if is_scored:
+            yield from _score_epoch(job, state, signals, epoch)
+        state.seconds = seconds_before + time.perf_counter() - started
+        is_kept = job.config.keep == "best" and is_scored
+        if is_kept or signals.caught is not None or clock.is_due(at_epoch_end=True):
+            yield clock.save(job, state)
+
+
+def _step(job: Job, state: TrainState, batch: Batch, factor: float) -> float:
+    """Train on one batch and return its loss."""
+    images = job.splits.train
+    state.unreadable.add_batch(batch, images, job.run, job.config.max_bad_fraction)
+    try:
+        loss = job.learner.train_step(batch, state, factor)
+    except TrainingError as error:
+        keys = [images[int(index)].key for index in batch.items[:8]]
+        more = ", ..." if len(batch.items) > 8 else ""
+        raise TrainingError(
+            f"Step {state.step}: {error.message}, so the weights were not updated. Images of this step: "
+            f"{', '.join(keys)}{more}.",
+            hint=error.hint,
+        ) from None
+    state.step += 1
+    state.loss_sum, state.loss_steps = state.loss_sum + loss, state.loss_steps + 1
+    return loss
+
+
+def _record_loss(job: Job, step: int, loss: float, lr: float) -> None:
+    if step % max(1, job.steps // CURVE_POINTS) == 0:
+        job.run.add_row(job.run.losses, {"step": step, "loss": f"{loss:.6f}", "lr": f"{lr:.6g}"})
+
+
+def _should_stop(job: Job, state: TrainState) -> bool:
+    """Return whether to stop early, which only new scores can bring about."""
+    epoch, rest = divmod(state.step, job.steps_per_epoch)
+    is_scored = not rest and job.is_scored(epoch - 1, state.step)
+    return is_scored and state.best.should_stop(epoch - 1, patience=job.config.patience)
+
+
+# ---- scores ----
+
+
+def _score_epoch(job: Job, state: TrainState, signals: SignalCatcher, epoch: int) -> Iterator[Event]:
+    """Measure an epoch. A signal does not wait for it; a resumed run then starts with it."""
+    state.is_unscored = True
+    with closing(_end_epoch(job, state, epoch)) as events:
+        for event in events:
+            yield event
+            if signals.caught is not None and isinstance(event, Measuring):
+                return
+    state.is_unscored = False
+
+
+def _end_epoch(job: Job, state: TrainState, epoch: int) -> Generator[Event, None, None]:
+    with job.learner.averaged():
+        measured = yield from job.learner.task.measure(job.learner.model, job.validation, "validation")
+        state.unreadable.add(measured.unreadable, job.run)
+        is_best = _update_best(job, state, measured.scores, epoch)
+        if is_best:
+            job.save_model()
+    yield from _warn_unreadable(job, state)
+    scores = measured.scores
+    train_loss = state.loss_sum / max(1, state.loss_steps)
+    state.loss_sum, state.loss_steps = 0.0, 0
+    values = {"train_loss": train_loss, "loss": scores.loss, "top1": scores.top1, "top5": scores.top5}
+    row = {name: f"{value:.6f}" for name, value in values.items()}
+    job.run.add_row(job.run.metrics, {"epoch": epoch, "step": state.step, **row})
+    yield EpochEnded(epoch=epoch, step=state.step, is_best=is_best, seconds=state.seconds, **values)
+
+
+def _update_best(job: Job, state: TrainState, scores: Scores, epoch: int) -> bool:
+    """Record the scores and return whether the model should be written."""
+    if job.config.keep == "best":
+        return state.best.update(scores, step=state.step, epoch=epoch)
+    state.best = BestEpoch(top1=scores.top1, loss=scores.loss, step=state.step, epoch=epoch)
+    return state.step >= job.steps
+
+
+def _warn_unreadable(job: Job, state: TrainState) -> Iterator[Event]:
+    if message := state.unreadable.report_new(job.run):
+        yield Warned(message=message)
+
+
+def _finish(
+    job: Job, state: TrainState, signals: SignalCatcher, choices: tuple[Chosen, ...], baseline: Baseline | None
+) -> Iterator[Event]:
+    """Measure the best model on the test split and write everything down."""
+    tensors = job.learner.tensors()  # for a signal while the best model, which may replace them, is measured
+    model = job.load_model() if state.best.step else job.learner.model
+    with closing(job.learner.task.measure(model, job.test, "test")) as events:
+        while True:
+            try:
+                yield next(events)
+            except StopIteration as end:
+                measured = end.value
+                break
+            if signals.caught is not None:
+                yield _save(job, state, tensors)
+                return
+    state.unreadable.add(measured.unreadable, job.run)
+    yield from _warn_unreadable(job, state)
+    job.run.plots.mkdir(exist_ok=True)
+    job.learner.task.draw(model, job.run, measured.report, job.splits.test)
+    write_report(job, state, test=measured.report, baseline=baseline, choices=choices)
+    yield Finished(folder=job.run.folder, test=measured.report, best_step=state.best.step, train_seconds=state.seconds)

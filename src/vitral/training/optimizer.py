@@ -1,113 +1,69 @@
-"""Optimisers over named groups: which parameters decay, how fast each layer learns, and Muon for the matrices."""
+"""Optimizers over named parameters: SGD, AdamW, and Muon for the matrices of the blocks."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from math import sqrt
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitral.errors import ConfigError
 from vitral.model.network import Network
-from vitral.training.config import Optim
-from vitral.training.muon import Muon
+from vitral.model.parameter_groups import ParameterGroup, group_parameters
+from vitral.training.config import ResolvedOptim
 
-
-def is_matrix(name: str, parameter: Tensor) -> bool:
-    """Kernels, as the paper's code calls what decays: no biases, norms, tokens, tables of positions or probes."""
-    return parameter.ndim >= 2 and name.endswith(("weight", ".a", ".b")) and "norm" not in name
-
-
-def layer_of(name: str, blocks: int) -> int:
-    """0 for what comes before the blocks, then the blocks, then norm, pool and head."""
-    part, _, rest = name.partition(".")
-    if part in ("patches", "class_token", "registers", "positions", "root"):
-        return 0
-    return int(rest.partition(".")[0]) + 1 if part == "blocks" else blocks + 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """Parameters that are treated alike."""
-
-    names: list[str]
-    scale: float
-    """Of the learning rate."""
-    decays: bool
-
-
-def groups_of(model: Network, optim: Optim, extra: nn.Module | None = None) -> list[Group]:
-    found: dict[tuple[float, bool], list[str]] = {}
-    blocks = len(model.blocks)
-    decay = 1.0 if optim.layer_decay == "auto" else optim.layer_decay
-    for name, parameter in trained_parameters(model, extra).items():
-        scale = decay ** (blocks + 1 - layer_of(name, blocks))
-        found.setdefault((scale, is_matrix(name, parameter)), []).append(name)
-    return [Group(names=names, scale=scale, decays=decays) for (scale, decays), names in found.items()]
+DEFAULT_MOMENTUM = {"sgd": 0.9, "muon": 0.95}
 
 
 def trained_parameters(model: Network, extra: nn.Module | None) -> dict[str, nn.Parameter]:
-    """Those of the network, and those of the objective beside it, which count to the head's layer."""
-    found = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return found | {f"extra.{name}": parameter for name, parameter in (extra or nn.Identity()).named_parameters()}
+    """Return the trained parameters of the network and of the task beside it, which belong to the head's layer."""
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return parameters | {f"extra.{name}": p for name, p in (extra or nn.Identity()).named_parameters()}
 
 
 class Optimizer:
-    """One or two of torch's optimizers, driven by one learning rate, with a state that is named by parameters."""
+    """One or two torch optimizers that share a learning rate; their state is named by parameter."""
 
-    def __init__(self, model: Network, optim: Optim, peak: float, extra: nn.Module | None = None):
-        self.model, self.optim, self.peak, self.extra = model, optim, peak, extra
+    def __init__(self, model: Network, optim: ResolvedOptim, extra: nn.Module | None = None):
+        self.optim = optim
         self.parameters = trained_parameters(model, extra)
-        self.parts: dict[
-            str, tuple[nn.Parameter, nn.Parameter, slice]
-        ] = {}  # q, k and v of a matrix that has all three
-        self.optimizers: list[torch.optim.Optimizer] = list(self.build())
+        self.views: dict[str, tuple[nn.Parameter, nn.Parameter, slice]] = {}
+        """q, k and v as views into the one matrix that holds all three: (view, matrix, rows)."""
+        groups = group_parameters(self.parameters, len(model.blocks), optim.layer_decay)
+        self.optimizers: list[torch.optim.Optimizer] = list(self._build(groups))
 
-    def build(self) -> Iterator[torch.optim.Optimizer]:
+    def _build(self, groups: list[ParameterGroup]) -> Iterator[torch.optim.Optimizer]:
         optim = self.optim
-        groups = groups_of(self.model, optim, self.extra)
-        of_muon = [name for name in self.parameters if self.is_for_muon(name)]
-        plain = []
+        for_muon = [name for name in self.parameters if self._is_for_muon(name)]
+        plain: list[dict[str, Any]] = []
         for group in groups:
-            names = [name for name in group.names if name not in of_muon]
-            if names:
+            if names := [name for name in group.names if name not in for_muon]:
+                params = [self.parameters[name] for name in names]
                 decay = optim.weight_decay if group.decays else 0.0
-                plain.append(
-                    {
-                        "params": [self.parameters[name] for name in names],
-                        "names": names,
-                        "scale": group.scale,
-                        "weight_decay": decay,
-                    }
-                )
-        if plain:
-            yield self.plain(plain)
-        if of_muon:
+                plain.append({"params": params, "names": names, "scale": group.scale, "weight_decay": decay})
+        if plain and optim.name == "sgd":
+            yield DecoupledSGD(plain, lr=optim.lr, momentum=self._momentum())
+        elif plain:
+            yield torch.optim.AdamW(plain, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+        if for_muon:
             scales = {name: group.scale for group in groups for name in group.names}
-            yield Muon(
-                [
-                    {"params": [part for _, part in parts], "names": [name for name, _ in parts], "scale": scales[name]}
-                    for name in of_muon
-                    if (parts := list(self.split(name)))
-                ],
-                lr=self.peak,
-                weight_decay=optim.weight_decay,
-                momentum=0.95,
-            )
+            matrices: list[dict[str, Any]] = []
+            for name in for_muon:
+                parts = dict(self._split(name))
+                matrices.append({"params": [*parts.values()], "names": [*parts], "scale": scales[name]})
+            yield Muon(matrices, lr=optim.lr, weight_decay=optim.weight_decay, momentum=self._momentum())
 
-    def plain(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        optim = self.optim
-        if optim.name == "sgd":
-            return DecoupledSGD(groups, lr=self.peak, momentum=optim.momentum)
-        # The paper's Adam has a decoupled decay, so it is AdamW here as well.
-        return torch.optim.AdamW(groups, lr=self.peak, betas=optim.betas, eps=optim.eps, fused=True)
+    def _momentum(self) -> float:
+        momentum = self.optim.momentum
+        return DEFAULT_MOMENTUM[self.optim.name] if momentum is None else momentum
 
-    def is_for_muon(self, name: str) -> bool:
-        is_block = name.startswith("blocks.") and self.parameters[name].ndim == 2
-        return self.optim.name == "muon" and is_block and name.endswith(".weight")
+    def _is_for_muon(self, name: str) -> bool:
+        is_block_matrix = name.startswith("blocks.") and self.parameters[name].ndim == 2
+        return self.optim.name == "muon" and is_block_matrix and name.endswith(".weight")
 
-    def split(self, name: str) -> Iterator[tuple[str, nn.Parameter]]:
-        """A matrix, or its q, k and v as views into it: each is orthogonalised by itself."""
+    def _split(self, name: str) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield a matrix, or its q, k and v as views: Muon orthogonalizes each by itself."""
         parameter = self.parameters[name]
         if not name.endswith("to_qkv.weight"):
             yield name, parameter
@@ -116,87 +72,111 @@ class Optimizer:
         for index, part in enumerate("qkv"):
             rows = slice(index * third, (index + 1) * third)
             view = nn.Parameter(parameter.data[rows])
-            self.parts[f"{name}.{part}"] = view, parameter, rows
+            self.views[f"{name}.{part}"] = view, parameter, rows
             yield f"{name}.{part}", view
 
-    def step(self, factor: float) -> None:
-        for view, whole, rows in self.parts.values():
-            view.grad = None if whole.grad is None else whole.grad[rows]
+    def step(self, lr_factor: float) -> None:
+        """Update the parameters at a fraction of the peak learning rate."""
+        for view, matrix, rows in self.views.values():
+            view.grad = None if matrix.grad is None else matrix.grad[rows]
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = self.peak * factor * group["scale"]
+                group["lr"] = self.optim.lr * lr_factor * group["scale"]
             optimizer.step()
 
     def zero_grad(self) -> None:
-        for parameter in (*self.parameters.values(), *(view for view, _, _ in self.parts.values())):
+        for parameter in (*self.parameters.values(), *(view for view, _, _ in self.views.values())):
             parameter.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """Moments and counters: optimizer/parameter/name."""
-        found = {}
+        """Return moments and counters as optimizer/parameter/name."""
+        state: dict[str, Tensor] = {}
         for number, optimizer in enumerate(self.optimizers):
-            for name, parameter in _named(optimizer):
-                for key, value in optimizer.state.get(parameter, {}).items():
-                    found[f"{number}/{name}/{key}"] = value if isinstance(value, Tensor) else torch.tensor(value)
-        return found
+            for name, parameter in _named_parameters(optimizer):
+                values: dict[str, Any] = optimizer.state.get(parameter, {})
+                for key, value in values.items():
+                    state[f"{number}/{name}/{key}"] = value if isinstance(value, Tensor) else torch.tensor(value)
+        return state
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         for number, optimizer in enumerate(self.optimizers):
-            for name, parameter in _named(optimizer):
+            for name, parameter in _named_parameters(optimizer):
                 prefix = f"{number}/{name}/"
                 values = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-                for key, value in values.items():  # also the counter: fused kernels read it where the weights are
+                for key, value in values.items():  # counters too: fused kernels read them on the device of the weights
+                    if value.ndim and (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
+                        shown = f"{key} has {value.dtype} and shape {tuple(value.shape)}"
+                        raise ConfigError(f"The saved optimizer does not fit {name}: {shown}.")
                     optimizer.state[parameter][key] = value.to(parameter.device, copy=True)
 
 
-def _named(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+def _named_parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
     for group in optimizer.param_groups:
         yield from zip(group["names"], group["params"], strict=True)
 
 
 class DecoupledSGD(torch.optim.SGD):
-    """SGD whose weight decay is decoupled, as it is for the others."""
+    """SGD with decoupled weight decay, as in AdamW."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        decays = []
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore
+        decays: list[float] = []
         for group in self.param_groups:
             decays.append(group["weight_decay"])
             if group["weight_decay"]:
                 for parameter in group["params"]:
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
             group["weight_decay"] = 0.0
-        result = super().step(closure)
+        loss = super().step(closure)
         for group, decay in zip(self.param_groups, decays, strict=True):
             group["weight_decay"] = decay
-        return result
+        return loss
 
 
-class Average:
-    """An exponential moving average of the weights."""
+class Muon(torch.optim.Muon):
+    """torch.optim.Muon (Nesterov momentum, steps as large as AdamW's) that is fast on small networks.
 
-    def __init__(self, model: nn.Module, decay: float):
-        self.decay = decay
-        self.values = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    Matrices of one shape are orthogonalized by one batched product, in float32 where bfloat16 has no hardware.
+    """
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
-        for name, tensor in model.state_dict().items():
-            if tensor.is_floating_point():
-                self.values[name].lerp_(tensor, 1 - self.decay)
-            else:
-                self.values[name].copy_(tensor)
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        by_shape: defaultdict[tuple[torch.device, int, int], list[tuple[Tensor, dict[str, Any], Tensor]]]
+        by_shape = defaultdict(list)
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    short, long = sorted(matrix.shape)
+                    update = self._momentum_update(matrix, matrix.grad, group["momentum"])
+                    by_shape[matrix.device, short, long].append((matrix, group, update))
+        for (_, _, long), members in by_shape.items():
+            wide = [update.T if _is_tall(update) else update for _, _, update in members]
+            updates = orthogonalize(torch.stack(wide), members[0][1])
+            for (matrix, group, _), update in zip(members, updates, strict=True):
+                lr = group["lr"]
+                matrix.mul_(1 - lr * group["weight_decay"])
+                matrix.add_(update.T if _is_tall(matrix) else update, alpha=-lr * 0.2 * sqrt(long))
+        return loss
+
+    def _momentum_update(self, matrix: Tensor, gradient: Tensor, momentum: float) -> Tensor:
+        state = self.state[matrix]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        buffer = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+        return gradient.lerp(buffer, momentum)
 
 
-class Swapped(AbstractContextManager[None]):
-    """Other weights in a model for a while."""
+def _is_tall(matrix: Tensor) -> bool:
+    return matrix.shape[0] > matrix.shape[1]
 
-    def __init__(self, model: nn.Module, values: dict[str, Tensor]):
-        self.model, self.values = model, values
 
-    def __enter__(self) -> None:
-        self.own = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
-        self.model.load_state_dict(self.values)
-
-    def __exit__(self, *_: object) -> None:
-        self.model.load_state_dict(self.own)
+def orthogonalize(matrices: Tensor, group: dict[str, Any]) -> Tensor:
+    """(B, rows, columns): bring the singular values of each matrix near 1 by a few Newton-Schulz steps."""
+    a, b, c = group["ns_coefficients"]
+    x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=group["eps"])
+    for _ in range(group["ns_steps"]):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.to(matrices.dtype)

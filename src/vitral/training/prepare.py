@@ -1,263 +1,319 @@
-"""What comes before the first step: the data, the settings, the network, the folder, and the state to go on from."""
+"""From a request to a `Job`: the dataset, its splits, every automatic choice, the network, and the number of steps."""
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Generator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from vitral.data.dataset import DatasetIndex, sample_headers
-from vitral.data.splits import choose_splits
+from vitral.data.batches import BatchLoader, ImageDataset
+from vitral.data.dataset import DatasetIndex, check_classes, sample_headers
+from vitral.data.sources import open_dataset
+from vitral.data.splits import Splits, choose_splits
 from vitral.devices import choose_device
-from vitral.errors import ConfigError, DataError, VitralError, WeightsError
-from vitral.model.network import Network
-from vitral.model.sizes import canonical_name
+from vitral.errors import ConfigError, DataError, WeightsError
+from vitral.files import sha256_of
+from vitral.model.bit_config import BiTConfig
+from vitral.model.config import Stem
+from vitral.model.network import Config, Network, build
+from vitral.model.sizes import canonical_name, named_config
+from vitral.preprocess import Preprocess
 from vitral.runs import Run
-from vitral.training.auto import Decisions
-from vitral.training.best import Best
-from vitral.training.build import build_loaders, build_model
-from vitral.training.config import TrainConfig, as_toml
-from vitral.training.ending import describe_run
-from vitral.training.events import Baseline, Chosen, Event, Saved, Started, Warned
-from vitral.training.learner import Learner
-from vitral.training.objectives import Objective
-from vitral.training.state import State, check_fits, load_state, save_state
-from vitral.training.unreadable import Unreadable
-from vitral.weights.identity import identify
-from vitral.weights.load import load
+from vitral.training.auto import HEADERS_SAMPLED, Facts, Pretrained, resolve
+from vitral.training.config import CUSTOM_MODEL, ResolvedConfig, TrainConfig
+from vitral.training.events import Chosen, Event, Warned
+from vitral.training.job import Job, ModelWriter
+from vitral.training.request import Request
+from vitral.training.schedule import steps_within
+from vitral.training.step import Learner, initial_loss_scale
+from vitral.training.tasks import Task
+from vitral.training.tasks.classification import Classification
+from vitral.training.tasks.masked_patches import MaskedPatchPrediction
+from vitral.weights.checkpoint import default_preprocess
+from vitral.weights.checksum import verify_checksum
+from vitral.weights.dialects.metadata import stem_from_dict
+from vitral.weights.formats.opening import open_tensors
+from vitral.weights.hub import locate
+from vitral.weights.load import load, peek
+from vitral.weights.save import check_modules
 
-LOOKED_AT = 50
-_FACTS = {"loss_sum", "loss_steps", "seconds", "is_unscored"}
-"""Attributes of a run that its state holds by their names."""
 
-
-def check_alone() -> None:
-    """ConfigError under torchrun: its processes would each train a run of their own."""
-    if "RANK" in os.environ and (world := os.environ.get("WORLD_SIZE", "1")) != "1":
-        raise ConfigError(
-            f"WORLD_SIZE={world}: this run is one of several processes, and vitral trains in one so far.",
-            hint="Start it without torchrun.",
+def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, Job]:
+    """Yield choices and warnings, and return the Job. A Run is resumed; a path or None creates a new one."""
+    check_single_process()
+    dataset, val = open_datasets(request)
+    yield from (Warned(message=note) for note in dataset.notes)
+    yield from request.choices
+    splits = split_dataset(dataset, val, request.config)
+    sizes = {"test": len(splits.test), "validation": len(splits.validation)}
+    made = tuple(
+        Chosen(name=name, value=f"{size:,} images", reason=splits.reasons[name]) for name, size in sizes.items()
+    )
+    yield from made
+    config, resolved = resolve_request(request, dataset, splits)
+    yield from resolved
+    model, preprocess, changes = build_model(config, len(dataset.classes), request.network)
+    if not isinstance(run, Run):
+        yield from (Warned(message=f"{config.from_weights}: {change}") for change in changes)
+    is_custom = request.network is not None and not _is_describable(model)  # before LoRA adds its modules
+    learner = Learner(model, build_task(model, preprocess, config, dataset, splits), config)
+    train, validation, test = build_loaders(config, dataset, splits, preprocess, model.config.step_hw)
+    if config.epochs == "auto":
+        config, choice = plan_epochs(config, learner, train, validation, test)
+        resolved = (*resolved, choice)
+        yield choice
+    steps, warmup_steps = count_steps(config, train.batches_per_epoch)
+    if warmup_steps >= steps:
+        yield Warned(
+            message=f"The warmup takes {warmup_steps:,} steps, but the run has {steps:,}: the learning rate never "
+            "reaches its peak. Set optim.warmup_steps."
         )
+    return Job(
+        config=config,
+        dataset=dataset,
+        val=val,
+        splits=splits,
+        learner=learner,
+        train=train,
+        validation=validation,
+        test=test,
+        writer=ModelWriter(
+            config=config,
+            preprocess=preprocess,
+            classes=dataset.classes,
+            multi_label=dataset.multi_label,
+            base_sha256=hash_base(config),
+            is_custom=is_custom,
+        ),
+        run=run if isinstance(run, Run) else Run.create(run, dataset.name, name_model(config)),
+        steps=steps,
+        warmup_steps=warmup_steps,
+        choices=(*request.choices, *made, *resolved),
+    )
 
 
-class Preparation(ABC):
-    """A run that is ready for its first step, or for the next one; what is learnt is for the classes below to say."""
+def _is_describable(network: Network) -> bool:
+    """Return whether a checkpoint of vitral loads as the same network: its modules are ours, without hooks."""
+    try:
+        return check_modules(network) is None
+    except WeightsError:
+        return False
 
-    @abstractmethod
-    def open(self, data: str) -> DatasetIndex: ...
 
-    @abstractmethod
-    def check_data(self) -> None:
-        """DataError where nothing can be learnt from them."""
+def check_single_process() -> None:
+    """Raise ConfigError under torchrun: each of its processes would train a run of its own."""
+    if "RANK" in os.environ and (world := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise ConfigError(f"WORLD_SIZE={world}, but vitral trains in one process.", hint="Start it without torchrun.")
+
+
+def count_steps(config: ResolvedConfig, steps_per_epoch: int) -> tuple[int, int]:
+    """Return the number of steps and of warmup steps of a config whose length is planned."""
+    assert config.epochs != "auto"
+    assert config.optim.warmup_steps != "auto"
+    return max(1, round(config.epochs * steps_per_epoch)), config.optim.warmup_steps
+
+
+# ---- data ----
+
+
+def open_datasets(request: Request) -> tuple[DatasetIndex, DatasetIndex | None]:
+    """Return the dataset, and that of --val."""
+    config = request.config
+    is_labeled = config.objective == "classify"
+    dataset = request.dataset or open_dataset(config.data, labeled=is_labeled)
+    return dataset, None if config.val is None else open_dataset(config.val, labeled=is_labeled)
+
+
+def split_dataset(dataset: DatasetIndex, val: DatasetIndex | None, config: TrainConfig) -> Splits:
+    """Return the splits. DataError if they cannot be trained or tested on."""
+    if config.objective == "classify":
+        check_classes(dataset)
+    if val is not None and val.multi_label != dataset.multi_label:
+        raise DataError("Either DATA or --val has several labels per image, but the other has one.")
+    splits = choose_splits(dataset, val, config.val_fraction)
+    if not sample_headers(splits.test, HEADERS_SAMPLED):
+        raise DataError(
+            f"None of the {len(splits.test)} test images that were tried can be read.",
+            hint="Run `vitral data` to see why.",
+        )
+    return splits
+
+
+def resolve_request(
+    request: Request, dataset: DatasetIndex, splits: Splits
+) -> tuple[ResolvedConfig, tuple[Chosen, ...]]:
+    """Return the config with every choice made. A resumed run made them when it started."""
+    if isinstance(request.config, ResolvedConfig):
+        choose_device(request.config.device)  # it may be on another machine now
+        return request.config, ()
+    return resolve(request.config, gather_facts(request, dataset, splits))
+
+
+def gather_facts(request: Request, dataset: DatasetIndex, splits: Splits) -> Facts:
+    config, pretrained = request.config, None
+    if config.from_weights:
+        if Run.is_run(Path(config.from_weights)):
+            Run(config.from_weights).trained_model()  # raises if there is none yet
+        verify_checksum(config.from_weights)
+        pretrained = peek(config.from_weights)
+    elif request.network is not None:
+        pretrained = _OwnNetwork(request.network)
+    headers = request.headers
+    if headers is None:
+        headers = sample_headers(dataset.splits.get("train", ()), HEADERS_SAMPLED)
+    return Facts(dataset=dataset, train=splits.train, headers=headers, pretrained=pretrained)
+
+
+class _OwnNetwork(Pretrained):
+    """A network of the caller's own, seen as a checkpoint."""
+
+    def __init__(self, network: Network):
+        self._network = network
 
     @property
-    @abstractmethod
-    def classes(self) -> int:
-        """Logits of the network."""
+    def config(self) -> Config:
+        return self._network.config
 
-    @abstractmethod
-    def make_objective(self, model: Network) -> Objective: ...
+    @property
+    def preprocess(self) -> Preprocess:
+        return default_preprocess(self._network)
 
-    @abstractmethod
-    def measure_before(self) -> Iterator[Event]:
-        """What a checkpoint knows already."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        place: Run | Path | None,
-        *,
-        resumed: bool,
-        data: DatasetIndex | None = None,
-        decided: Sequence[Chosen] = (),
-    ):
-        check_alone()
-        self.config, self.place, self.resumed, self.decided = config, place, resumed, decided
-        self.data: DatasetIndex = data or self.open(config.data)
-        self.step = 0
-        self.unreadable = Unreadable()
-        self.best = Best()
-        self.loss_sum, self.loss_steps = 0.0, 0
-        self.is_unscored = False
-        """The last epoch was interrupted while it was measured."""
-        self.seconds = 0.0
-        self.decisions: list[Chosen] = []
-        self.untold: list[str] = []
-        """Lines of the log from before there is a folder for it."""
-        self.baseline: Baseline | None = None
+def build_loaders(
+    config: ResolvedConfig, dataset: DatasetIndex, splits: Splits, preprocess: Preprocess, patch: tuple[int, int]
+) -> tuple[BatchLoader, BatchLoader, BatchLoader]:
+    """Return the loaders of the train, validation and test splits."""
+    if preprocess.resize == "native" and (config.mix.mixup or config.mix.cutmix):
+        raise ConfigError("mix needs images of one size, but resize=native keeps their own.", hint="Use resize=crop.")
+    images = partial(ImageDataset, preprocess=preprocess, seed=config.seed, patch=patch)
+    loader = partial(BatchLoader, classes=len(dataset.classes), multi_label=dataset.multi_label, workers=config.workers)
+    size = config.batch_size
+    # Masked patches divide a batch themselves, since the hidden patches belong to the whole batch.
+    eval_size = size // config.accumulate if config.objective == "classify" else size
+    train_size = min(size, len(splits.train))
+    return (
+        loader(images=images(splits.train, augment=config.augment), batch_size=train_size, shuffle=True),
+        loader(images=images(splits.validation), batch_size=eval_size),
+        loader(images=images(splits.test), batch_size=eval_size),
+    )
 
-    def settle(self) -> Iterator[Event]:
-        """The data, what of them is held out, and every setting that was left open."""
-        other = self.other = None if self.config.val is None else self.open(self.config.val)
-        yield from (Warned(message=note) for note in self.data.notes)
-        yield from self.decided
-        self.check_data()
-        if other is not None and other.multi_label != self.data.multi_label:
-            raise DataError("Of the data and --val, one has several labels a picture and the other has one.")
-        self.splits = choose_splits(self.data, other, self.config.val_fraction)
-        if not sample_headers(self.splits.test, LOOKED_AT):
-            seen = f"None of the {len(self.splits.test)} held-out pictures that were tried can be read."
-            raise DataError(seen, hint="`vitral data` says why.")
-        sizes = {"test": len(self.splits.test), "validation": len(self.splits.validation)}
-        for name, reason in self.splits.reasons.items():
-            yield Chosen(name=name, value=f"{sizes[name]:,} pictures", reason=reason)
-        if not self.resumed:
-            if self.config.from_weights and Run.is_run(Path(self.config.from_weights)):
-                Run(Path(self.config.from_weights)).trained_model()  # or says that there is none yet
-            held = load(self.config.from_weights) if self.config.from_weights else None
-            self.config, made = Decisions(self.config, self.data, self.splits.train, held).run()
-            yield from made
 
-    def build(self) -> Iterator[Event]:
-        config = self.config
-        choose_device(config.device)  # a resumed run may find itself on another machine
-        torch.manual_seed(config.seed)
-        model, self.preprocess, done = build_model(config, self.classes)
-        is_part = config.from_weights and config.tune.what != "all"  # whose file names what it belongs to
-        self.base_sha256: str | None = identify(str(config.from_weights)).get("sha256") if is_part else None
-        if not self.resumed:
-            yield from (Warned(message=f"{config.from_weights}: {sentence}") for sentence in done)
-        self.objective = self.make_objective(model)
-        self.learner = Learner(model, config, self.objective)
-        loaders = build_loaders(config, self.data, self.splits, self.preprocess, model.config.step_hw)
-        self.loader, self.validation, self.test = loaders
+# ---- network ----
 
-    def open_run(self) -> None:
-        if isinstance(self.place, Run):
-            self.folder = self.place
-            told = self.folder.read_json(self.folder.manifest)
-            for name, data in (("data", self.data), ("val", self.other)):
-                if data is not None and told.get(f"{name}_fingerprint", data.fingerprint()) != data.fingerprint():
-                    raise DataError(
-                        f"The {'data' if name == 'data' else 'pictures of --val'} are not those that "
-                        f"{self.folder.folder} began with.",
-                        hint="Bring them back, or start anew.",
-                    )
-            if told.get("base_sha256", self.base_sha256) != self.base_sha256:
-                raise WeightsError(
-                    f"{self.config.from_weights} is not the checkpoint that {self.folder.folder} began with.",
-                    hint="Bring it back, or start anew.",
-                )
-            return
-        if self.config.from_weights:
-            name = Path(self.config.from_weights.removeprefix("hf:")).stem
-        else:
-            name = canonical_name(self.config.model)
-        self.folder = Run.create(self.place, self.data.name, name)
 
-    def plan(self) -> Iterator[Event]:
-        """How many steps; with a time budget by the speed of a few, and then never again."""
-        if self.config.epochs == "auto":
-            seconds = self.learner.time_a_step(self.loader)
-            steps = self.steps_within(60 * float(self.config.minutes or 0), seconds)
-            epochs = steps / self.loader.batches
-            self.config = replace(self.config, epochs=epochs)
-            yield Chosen(name="epochs", value=round(epochs, 2), reason=f"{steps} steps of {seconds:.2f} s fit the time")
-            if self.config.optim.warmup_steps == "auto":
-                warmup = min(max(1, steps // 20), steps - 1)
-                self.config = replace(self.config, optim=replace(self.config.optim, warmup_steps=warmup))
-        self.steps = max(1, round(float(self.config.epochs) * self.loader.batches))
-        assert not isinstance(self.config.optim.warmup_steps, str)
-        self.warmup = self.config.optim.warmup_steps
-        if self.warmup >= self.steps:
-            yield Warned(
-                message=f"The warm-up takes {self.warmup:,} steps and the run has {self.steps:,}: the rate never "
-                "comes to its peak. Set optim.warmup_steps."
-            )
-
-    def steps_within(self, budget: float, seconds: float) -> int:
-        """How many steps fit, with what is measured after each epoch and at the end; a picture that is only looked at
-        takes a third of one that is learnt from."""
-        each = seconds / 3 / self.loader.batch_size
-        per_epoch = self.loader.batches * seconds + len(self.validation.pictures) * each
-        left = 0.85 * budget - len(self.test.pictures) * each
-        return max(1, round(left / per_epoch * self.loader.batches))
-
-    def start(self) -> Iterator[Event]:
-        """Writes down what was decided, or takes up the state of the run."""
-        if self.resumed:
-            yield from self.restore()
-        else:
-            self.folder.write_config(as_toml(self.config))
-            self.folder.write_json(self.folder.manifest, self.described())
-            yield from self.measure_before()
-            self.folder.write_json(self.folder.manifest, self.described())
-        parameters = list(self.learner.model.parameters())
-        yield Started(
-            folder=self.folder.folder,
-            step=self.step,
-            steps=self.steps,
-            batches=self.loader.batches,
-            parameters=sum(p.numel() for p in parameters),
-            trained=sum(p.numel() for p in parameters if p.requires_grad),
+def build_model(
+    config: ResolvedConfig, classes: int, network: Network | None = None
+) -> tuple[Network, Preprocess, list[str]]:
+    """Return the network at the size of the run with a new head, its preprocessing, and how its weights changed."""
+    torch.manual_seed(config.seed)
+    if network is not None:
+        return adopt_network(network, classes, config)
+    if config.model.startswith(CUSTOM_MODEL):
+        raise ConfigError(
+            f"This run trains a network of your own ({config.model.removeprefix(CUSTOM_MODEL)}).",
+            hint="Pass it again in Python: vitral.train(resume=..., model=network).",
         )
+    fields: dict[str, Any] = {"num_classes": classes, **config.network}
+    if isinstance(fields.get("stem"), dict):
+        fields["stem"] = parse_stem(fields["stem"])
+    base = peek(config.from_weights).config if config.from_weights else named_config(config.model)
+    if config.objective == "classify" and fields.get("pool", base.pool) == "none":
+        raise ConfigError(
+            "network.pool=none gives logits per token, but classification needs them per image.",
+            hint="Use token, mean or map.",
+        )
+    if not isinstance(base, BiTConfig):
+        fields = {"dropout": config.dropout, "drop_path": config.drop_path, **fields}
+    elif config.dropout or config.drop_path:
+        raise ConfigError("A BiT has neither dropout nor drop_path.", hint="Leave them at 0.")
+    if config.from_weights:
+        if not isinstance(base, BiTConfig):  # the paper's fine-tuning drops the hidden layer of the head
+            fields = {"representation": None, **fields}
+        loaded = load(config.from_weights, image_size=config.image_size, channels=config.channels, **fields)
+        changes = [] if loaded.report is None else [*loaded.report.resized.values(), *loaded.report.warnings]
+        return loaded.model.float(), replace(loaded.preprocess, resize=config.resize), changes
+    fields = {"image_size": config.image_size, "channels": config.channels, **fields}
+    return build(named_config(config.model, **fields)), make_preprocess(config), []
 
-    def described(self) -> dict[str, Any]:
-        told = describe_run(self.config, self.data, self.splits, self.decisions, self.baseline)
-        told["base_sha256"] = self.base_sha256
-        return told | ({} if self.other is None else {"val_fingerprint": self.other.fingerprint()})
 
-    # ---- state ----
+def make_preprocess(config: ResolvedConfig) -> Preprocess:
+    """Return the preprocessing of a network that is trained from scratch."""
+    size = config.image_size if isinstance(config.image_size, tuple) else (config.image_size, config.image_size)
+    crop_fraction = 0.875 if config.resize == "crop" else 1.0
+    preprocess = Preprocess(size=size, resize=config.resize, crop_fraction=crop_fraction)
+    return preprocess.with_channels(config.channels)
 
-    def restore(self) -> Iterator[Event]:
-        state, problems = load_state(self.folder.state)
-        yield from (Warned(message=problem) for problem in problems)
-        manifest = self.folder.read_json(self.folder.manifest)
-        if not manifest:
-            manifest = self.described()
-            yield Warned(message=f"{self.folder.manifest} is missing: whether the data are the same cannot be told.")
-        self.decisions = [Chosen(name=n, value=v, reason=r) for n, v, r in manifest.get("decisions", [])]
-        self.baseline = Baseline(**manifest["baseline"]) if manifest.get("baseline") else None
-        if state is None:
-            yield Warned(message="No state was saved before the run ended; it starts over.")
-            if self.baseline is None:
-                yield from self.measure_before()
-                manifest["baseline"] = None if self.baseline is None else asdict(self.baseline)
-        else:
-            check_fits(state, self.learner.state(), self.folder.folder)
-            self.learner.load(state.tensors)
-            self.learner.loss_scale = state.facts["loss_scale"]
-            self.learner.steps_in_range = state.facts.get("steps_in_range", 0)
-            self.best, self.unreadable = Best(**state.facts["best"]), Unreadable(**state.facts["unreadable"])
-            for name in _FACTS & state.facts.keys():
-                setattr(self, name, state.facts[name])
-            self.step = state.step
-            yield from self.check_best()
-        self.folder.keep_rows(self.step)
-        manifest["resumes"] = [*manifest.get("resumes", []), self.step]
-        if manifest.get("threads") not in (None, torch.get_num_threads()):
-            yield Warned(
-                message=f"The run began with {manifest['threads']} threads and goes on with "
-                f"{torch.get_num_threads()}: results may differ in the last bits."
-            )
-        self.folder.write_json(self.folder.manifest, manifest)
 
-    def check_best(self) -> Iterator[Event]:
-        """The best network so far must still be there when the run is over."""
-        is_kept = self.config.keep == "best" or self.step >= self.steps
-        if not self.best.step or not is_kept:
-            return
-        try:
-            self.verify_best()
-        except VitralError as error:
-            self.best = Best()
-            self.is_unscored = self.step >= self.steps  # then the last one is measured and kept again
-            yield Warned(message=f"The best network so far is lost: {error.message} The best from here on is kept.")
+def adopt_network(network: Network, classes: int, config: ResolvedConfig) -> tuple[Network, Preprocess, list[str]]:
+    """Return a network of the caller's own, with a new head if it has another number of classes."""
+    if config.network or config.dropout or config.drop_path:
+        raise ConfigError("network, dropout and drop_path do not apply to a network of your own.", hint="Drop them.")
+    sizes = (config.image_size, (config.image_size, config.image_size))
+    if network.config.image_hw not in sizes or network.config.channels != config.channels:
+        raise ConfigError(
+            f"Your network takes {network.config.image_hw} pixels and {network.config.channels} channels, but the "
+            f"settings say {config.image_size} and {config.channels}.",
+            hint="Build it with the same image_size and channels.",
+        )
+    if network.config.num_classes != classes:
+        network.reset_head(classes)
+    return network, make_preprocess(config), []
 
-    def verify_best(self) -> None:
-        identify(self.folder.model)
 
-    def save_state(self, tensors: dict[str, Tensor] | None = None) -> Saved:
-        facts = {name: getattr(self, name) for name in _FACTS}
-        facts |= {
-            "loss_scale": self.learner.loss_scale,
-            "steps_in_range": self.learner.steps_in_range,
-            "best": asdict(self.best),
-            "unreadable": asdict(self.unreadable),
-        }
-        state = State(step=self.step, tensors=tensors or self.learner.state(), facts=facts)
-        return Saved(path=save_state(self.folder.state, state), step=self.step)
+def parse_stem(fields: dict[str, Any]) -> Stem:
+    try:
+        return stem_from_dict(fields)
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"network.stem={fields!r} is not a stem.",
+            hint="Use kind='resnet' (with stages, width_factor) or kind='convolutions' (with widths, norm).",
+        ) from error
+
+
+def build_task(
+    model: Network, preprocess: Preprocess, config: ResolvedConfig, dataset: DatasetIndex, splits: Splits
+) -> Task:
+    if config.objective == "masked-patches":
+        return MaskedPatchPrediction(model, preprocess, config)
+    return Classification(model, preprocess, config, dataset, splits)
+
+
+def hash_base(config: ResolvedConfig) -> str | None:
+    """Return the SHA-256 of the checkpoint that a partial training belongs to."""
+    if not config.from_weights or config.tune.what == "all":
+        return None
+    path = open_tensors(locate(config.from_weights)).path
+    return sha256_of(path) if path is not None and path.is_file() else None
+
+
+def name_model(config: ResolvedConfig) -> str:
+    """Return the name of the model in the name of the run folder."""
+    if config.from_weights:
+        return Path(config.from_weights.removeprefix("hf:")).stem
+    if config.model.startswith(CUSTOM_MODEL):
+        return config.model.removeprefix(CUSTOM_MODEL)
+    return canonical_name(config.model)
+
+
+def plan_epochs(
+    config: ResolvedConfig, learner: Learner, train: BatchLoader, validation: BatchLoader, test: BatchLoader
+) -> tuple[ResolvedConfig, Chosen]:
+    """Choose how many epochs fit into the time budget, from the speed of a few steps."""
+    seconds = learner.time_step(train, initial_loss_scale(config))
+    steps = steps_within(
+        60 * (config.minutes or 0),
+        seconds,
+        batch_size=train.batch_size,
+        steps_per_epoch=train.batches_per_epoch,
+        validation=len(validation.images),
+        test=len(test.images),
+    )
+    epochs = steps / train.batches_per_epoch
+    optim = config.optim
+    if optim.warmup_steps == "auto":
+        optim = replace(optim, warmup_steps=min(max(1, steps // 20), steps - 1))
+    choice = Chosen(name="epochs", value=round(epochs, 2), reason=f"{steps} steps of {seconds:.2f} s fit the time")
+    return replace(config, epochs=epochs, optim=optim), choice

@@ -1,25 +1,43 @@
-"""How the learning rate goes: a factor of its peak for every step."""
+"""The learning rate at every step, and how many steps fit into a time budget."""
 
 from math import cos, pi, sqrt
 
-from vitral.training.config import Optim
+from vitral.training.config import ResolvedOptim
+
+BUDGET_FOR_TRAINING = 0.85
+"""Fraction of a time budget to plan with; start-up and the report take the rest."""
 
 
-def factor(optim: Optim, step: int, steps: int, warmup: int) -> float:
-    """Step 0 is the first. After the warm-up, progress is counted from its end, as in the paper's code."""
-    if step < warmup:
-        return step / warmup
-    rest = max(1, steps - warmup)
-    progress = min(1.0, (step - warmup) / rest)
-    end = optim.end_lr / optim.lr if isinstance(optim.lr, float | int) and optim.lr else 0.0
+def lr_factor(optim: ResolvedOptim, step: int, steps: int, warmup_steps: int) -> float:
+    """Return the factor of the peak learning rate at a step, the first being 0.
+
+    Progress counts from the end of the warmup, as in the paper's code.
+    """
+    if step < warmup_steps:
+        return step / warmup_steps
+    progress = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
+    end = optim.end_lr / optim.lr
     match optim.schedule:
         case "cosine":
             return end + (1 - end) * 0.5 * (1 + cos(pi * progress))
         case "linear":
             return end + (1 - end) * (1 - progress)
         case "rsqrt":
-            return sqrt(max(1, warmup) / max(1, warmup, step))
+            return sqrt(max(1, warmup_steps) / max(1, warmup_steps, step))
         case "stair":
-            return 0.1 ** sum(step >= part * steps for part in optim.stairs)
-        case _:
+            return 0.1 ** sum(step >= fraction * steps for fraction in optim.stairs)
+        case "constant":
             return 1.0
+
+
+def steps_within(
+    budget: float, seconds_per_step: float, *, batch_size: int, steps_per_epoch: int, validation: int, test: int
+) -> int:
+    """Return how many steps fit into `budget` seconds, with validation after each epoch and the test at the end.
+
+    A forward pass takes a third of the time of a training step.
+    """
+    seconds_per_image = seconds_per_step / 3 / batch_size
+    epoch_seconds = steps_per_epoch * seconds_per_step + validation * seconds_per_image
+    training_seconds = BUDGET_FOR_TRAINING * budget - test * seconds_per_image
+    return max(1, round(training_seconds / epoch_seconds * steps_per_epoch))

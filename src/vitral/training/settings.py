@@ -1,151 +1,272 @@
-"""Where settings come from, each layer over the one before: defaults, the recipe, a file, what was said."""
+"""Dotted settings (`optim.lr`) to configs and back: from Python, the command line, TOML files and recipes."""
 
-from collections.abc import Mapping
+import ast
+import inspect
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, is_dataclass, replace
+from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from vitral.data.dataset import DatasetIndex
-from vitral.data.sources import open_dataset
-from vitral.errors import ConfigError
-from vitral.model.bit_config import BiTConfig
-from vitral.model.sizes import canonical_name, named_config
-from vitral.runs import Run
-from vitral.training.auto import SMALL, typical_side
-from vitral.training.config import AGAIN, TrainConfig, as_settings, read_toml, recipe_path, with_settings
-from vitral.training.events import Chosen
+from vitral.errors import ConfigError, did_you_mean, short_repr
+from vitral.model.sizes import parse_field
+from vitral.training.config import SECTIONS, TrainConfig
 
-
-class Request(NamedTuple):
-    config: TrainConfig
-    data: DatasetIndex | None
-    """Where they had to be opened for it."""
-    decided: tuple[Chosen, ...]
+RESUME_TABLE = "resume"
+"""The table of config.toml with the length of a run in other units, which only --resume reads."""
+_SPELLED = {"from_weights": "from"}  # `from` is a keyword of Python
+_OLD_NAMES = {"selection": "val_fraction", "most_bad": "max_bad_fraction"}
+_Config = TypeVar("_Config", bound=TrainConfig)
 
 
-def collect_settings(
-    data: str | Path | None,
-    given: Mapping[str, Any],
-    *,
-    recipe: str | None = None,
-    config: str | Path | None = None,
-    origin: str = "train",
-) -> Request:
-    """The settings of a new run. Without a recipe, ``finetune`` is taken for a checkpoint, else ``small`` or ``photos``
-    by the size of the pictures; "none" takes none."""
-    in_file = {} if config is None else read_toml(Path(config))
-    _take_again(in_file)
-    place = str(data) if data is not None else in_file.get("data") or given.get("data")
-    if not place:
-        raise ConfigError("There is no data to train on.", hint="vitral train builtin:digits, or a folder of yours.")
-    opened = None
-    starts_from_weights = any(layer.get(name) for layer in (in_file, given) for name in ("from", "from_weights"))
-    made: list[Chosen] = []
-    if recipe is None and starts_from_weights:
-        recipe, made = "finetune", [Chosen(name="recipe", value="finetune", reason="it starts from a checkpoint")]
-    elif recipe is None:
-        says = [layer["objective"] for layer in (in_file, given) if layer.get("objective")]
-        opened = open_dataset(place, labelled=says[-1:] != ["masked-patches"])
-        items = opened.splits.get("train", ())
-        side = typical_side(items) if items else 0
-        recipe = "small" if side <= SMALL else "photos"
-        made = [Chosen(name="recipe", value=recipe, reason=f"from scratch, on pictures of about {side} pixels")]
-    settled = with_settings(None, {"data": place}, origin)
-    if recipe not in (None, "none"):
-        path = recipe_path(recipe)
-        content = read_toml(path)
-        if (model := given.get("model") or in_file.get("model")) and is_bit(str(model)):
-            content = {name: value for name, value in content.items() if not _is_of_a_vit(name)}
-        settled = over(settled, content, f"the recipe {path.name}")
-    settled = over(settled, in_file, f"--config {config}")
-    return Request(over(settled, {**given, "data": place}, origin), opened, tuple(made))
+def setting_names() -> dict[str, Any]:
+    """Return every setting by its dotted name, with its type."""
+    names: dict[str, Any] = {}
+    hints = get_type_hints(TrainConfig)
+    for item in fields(TrainConfig):
+        if item.name in SECTIONS:
+            inner = get_type_hints(SECTIONS[item.name])
+            names |= {f"{item.name}.{part.name}": inner[part.name] for part in fields(SECTIONS[item.name])}
+        else:
+            names[_SPELLED.get(item.name, item.name)] = hints[item.name]
+    return names
 
 
-def is_bit(model: str) -> bool:
-    try:
-        return isinstance(named_config(model), BiTConfig)
-    except ConfigError:  # told where the network is built
-        return False
+def as_settings(config: TrainConfig) -> dict[str, Any]:
+    """Return every setting of a config by its dotted name."""
+    settings: dict[str, Any] = {}
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if item.name == "network":
+            settings |= {f"network.{name}": part for name, part in value.items()}
+        elif is_dataclass(value) and not isinstance(value, type):
+            settings |= {f"{item.name}.{name}": part for name, part in asdict(value).items()}
+        else:
+            settings[_SPELLED.get(item.name, item.name)] = value
+    return settings
 
 
-def _is_of_a_vit(name: str) -> bool:
-    section, _, field = name.partition(".")
-    return section == "network" and field not in BiTConfig.__dataclass_fields__
+def with_settings(config: TrainConfig | None, settings: Mapping[str, Any], origin: str) -> TrainConfig:
+    """Return a config with dotted settings changed. `origin` names their source in errors."""
+    known = setting_names()
+    changes: dict[str, Any] = {}
+    sections: dict[str, dict[str, Any]] = {}
+    for word, value in settings.items():
+        name = _SPELLED.get(word.rstrip("_"), word.rstrip("_"))
+        section, dot, rest = name.partition(".")
+        if section == "network" and dot:
+            value = parse_field(rest, value) if isinstance(value, str) else value
+            sections.setdefault("network", {})[rest] = value
+            continue
+        if name not in known:
+            raise ConfigError(f"{origin}: there is no setting {name!r}.", hint=_suggest_setting(name, known))
+        value = parse_value(name, value, known[name], origin)
+        if dot:
+            sections.setdefault(section, {})[rest] = value
+        else:
+            changes[{"from": "from_weights"}.get(name, name)] = value
+    for section, values in sections.items():
+        if section == "network":
+            changes["network"] = {**(config.network if config else {}), **values}
+        else:
+            changes[section] = replace(getattr(config, section) if config else SECTIONS[section](), **values)
+    if config is None and "data" not in changes:
+        raise ConfigError(f"{origin}: the setting data is missing.", hint="Set data to the dataset to train on.")
+    return replace(config, **changes) if config else TrainConfig(**changes)
 
 
-def over(settled: TrainConfig, settings: Mapping[str, Any], origin: str) -> TrainConfig:
-    """One layer over those before; how long a run takes is said in one way, so the latest way counts."""
-    asked = [name for name in _LENGTHS if settings.get(name) not in (None, "auto")]
-    if len(asked) > 1:
-        raise ConfigError(f"{origin}: {' and '.join(asked)} both say how long to train.", hint="Give one of them.")
-    others = {name: value for name, value in _LENGTHS.items() if asked and name not in asked}
-    return with_settings(with_settings(settled, others, origin), settings, origin)
+def _suggest_setting(name: str, known: Mapping[str, Any]) -> str:
+    if name in SECTIONS:
+        return f"{name} is a section; set for example {name}.{fields(SECTIONS[name])[0].name}."
+    if name in _OLD_NAMES:
+        return f"It is now called {_OLD_NAMES[name]}."
+    inside = [setting for setting in known if setting.endswith(f".{name}")]
+    if inside:
+        return f"Did you mean {' or '.join(inside)}?"
+    return did_you_mean(name, known) or "Run `vitral train --help-all` to list them."
 
 
-def flatten(settings: dict[str, Any]) -> dict[str, Any]:
-    """optim=dict(lr=1) -> optim.lr: 1; a dict inside a section, as network.stem, is a value."""
-    found: dict[str, Any] = {}
+def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted settings: optim=dict(lr=1) becomes optim.lr=1. A dict inside a section, as network.stem, stays."""
+    flat: dict[str, Any] = {}
     for name, value in settings.items():
-        is_section = isinstance(value, dict) and "." not in name
-        found |= {f"{name}.{part}": inner for part, inner in value.items()} if is_section else {name: value}
-    return found
+        is_section = isinstance(value, Mapping) and "." not in name
+        flat |= {f"{name}.{part}": inner for part, inner in value.items()} if is_section else {name: value}
+    return flat
 
 
-def reopen(
-    folder: Path,
-    data: str | Path | None,
-    settings: dict[str, Any],
-    *,
-    recipe: str | None = None,
-    config: str | Path | None = None,
-    out: str | Path | None = None,
-) -> tuple[Run, TrainConfig]:
-    """A run that is gone on with, and its settings; what is said again must be the same."""
-    if recipe or config or (out is not None and not _same_path(out, folder)):
-        raise ConfigError("--resume goes on with a run as it is.", hint="Leave --recipe, --config and --out out.")
-    run = Run.open(folder)
-    own = read_run_settings(run)
-    said = {**flatten(settings), **({"data": str(data)} if data else {})}
-    said = {name: value for name, value in said.items() if value != "auto"}  # as good as not said
-    known, asked = as_settings(own), as_settings(with_settings(own, said, "--resume"))
-    for name, value in asked.items():
-        if known.get(name) != value and not _means_the_same(name, known.get(name), value):
-            raise ConfigError(
-                f"{name} is {known.get(name)!r} in {run.folder}, and {value!r} now.",
-                hint="A resumed run keeps its settings; leave it out, or start another run.",
-            )
-    return run, own
+# ---- values ----
+
+_MISMATCH = object()
 
 
-def read_run_settings(run: Run) -> TrainConfig:
-    """What a run began with; ConfigError where that is not all there any more."""
-    content = read_toml(run.config)
-    again = _take_again(content)
-    config = with_settings(None, {**content, **again}, str(run.config))
-    left = [name for name, value in as_settings(config).items() if value == "auto"]
-    if left := [name for name in left if name != "model" or config.from_weights is None]:  # a checkpoint brings it
-        raise ConfigError(
-            f"{run.config} is damaged: a run settles {', '.join(left)} when it begins, and here nothing is said.",
-            hint="Bring the file back as it was, or start another run.",
+def parse_value(name: str, value: Any, kind: Any, origin: str) -> Any:
+    """Return a value in the type of its setting, reading words as numbers; raise ConfigError if it does not fit."""
+    for choice in get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,):
+        parsed = _parse(value, choice)
+        if parsed is not _MISMATCH:
+            return parsed
+    hint = "The paper's Adam has decoupled decay: use adamw." if (name, value) == ("optim.name", "adam") else None
+    raise ConfigError(f"{origin}: {name} must be {_describe(kind)} (got {short_repr(value)}).", hint=hint)
+
+
+def _parse(value: Any, kind: Any) -> Any:
+    if kind is type(None):
+        return None if value is None or value == "none" else _MISMATCH
+    if get_origin(kind) is Literal:
+        return value if isinstance(value, str) and value in get_args(kind) else _MISMATCH
+    if get_origin(kind) is tuple:
+        return _parse_tuple(value, get_args(kind))
+    if kind is bool:
+        words = {"true": True, "false": False}
+        return (
+            value if isinstance(value, bool) else words.get(value, _MISMATCH) if isinstance(value, str) else _MISMATCH
         )
-    return config
+    if kind in (int, float) and not isinstance(value, bool):
+        return _parse_number(value, kind)
+    if kind is str:
+        return fspath(value) if isinstance(value, str | PathLike) else _MISMATCH
+    return value if isinstance(value, Mapping) else _MISMATCH
 
 
-def _take_again(content: dict[str, Any]) -> dict[str, Any]:
-    """Takes the length in other words, which as_toml writes for a resume, out of the content of a file."""
-    again = content.get(AGAIN)
-    return content.pop(AGAIN) if isinstance(again, dict) and set(again) <= set(_LENGTHS) else {}
+def _parse_number(value: Any, kind: type[int] | type[float]) -> Any:
+    try:
+        if kind is int and isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,40}", value):
+            return int(value)  # exact, also beyond 2**53
+        number = float(value)
+        return _MISMATCH if kind is int and number != int(number) else kind(number)
+    except (TypeError, ValueError, OverflowError):
+        return _MISMATCH
 
 
-def _means_the_same(name: str, first: Any, second: Any) -> bool:
-    if not isinstance(first, str) or not isinstance(second, str):
-        return False
-    if name in ("data", "val", "from"):
-        return _same_path(first, second)
-    return name == "model" and canonical_name(first) == canonical_name(second)
+def _parse_tuple(value: Any, kinds: tuple[Any, ...]) -> Any:
+    parts = value.replace("x", ",").split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or len(parts) != len(kinds):
+        return _MISMATCH
+    parsed = tuple(_parse(part, kind) for part, kind in zip(parts, kinds, strict=True))
+    return _MISMATCH if _MISMATCH in parsed else parsed
 
 
-def _same_path(first: str | Path, second: str | Path) -> bool:
-    return Path(first).expanduser().resolve() == Path(second).expanduser().resolve()
+def _describe(kind: Any) -> str:
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(_describe(part) for part in get_args(kind))
+    if get_origin(kind) is Literal:
+        return ", ".join(map(str, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return f"{len(get_args(kind))} numbers"
+    if get_origin(kind) is Mapping:
+        return "a table of fields"
+    names = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
+    return names.get(kind, "none")
 
 
-_LENGTHS = {"steps": None, "epochs": "auto", "minutes": None}
+# ---- TOML ----
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the dotted settings of a TOML file."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"Cannot read {path}: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:  # also numbers with thousands of digits and deep nesting
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from error
+    return dict(_flatten_tables(content))
+
+
+def _flatten_tables(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in content.items():
+        if isinstance(value, Mapping) and (name in SECTIONS or name == "network"):
+            yield from ((f"{name}.{part}", inner) for part, inner in value.items())
+        else:
+            yield name, value
+
+
+def as_toml(config: TrainConfig) -> str:
+    """Return the config as a TOML file, with the text under each field as a comment."""
+    comments = field_texts()
+    lines: list[str] = []
+    section = ""
+    settings = as_settings(config)
+    lengths = _other_lengths(config)
+    settings |= dict.fromkeys(lengths)
+    for name, value in sorted(settings.items(), key=lambda pair: "." in pair[0]):
+        head, dot, rest = name.partition(".")
+        if dot and head != section:
+            section = head
+            lines += ["", f"[{section}]"]
+        if comment := comments.get(name):
+            lines.append(f"# {comment}")
+        value = "none" if value is None and head == "network" else value
+        lines.append(f"# {rest or head} = (not set)" if value is None else f"{_key(rest or head)} = {_to_toml(value)}")
+    if lengths:
+        lines += ["", f"[{RESUME_TABLE}]", "# The length of this run in other units; only --resume reads it."]
+        lines += [f"{name} = {_to_toml(value)}" for name, value in lengths.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _other_lengths(config: TrainConfig) -> dict[str, Any]:
+    """Return the second length of a resolved run. A file that starts a new run states one length: the requested steps,
+    or the epochs that were planned for the minutes."""
+    if config.epochs == "auto":
+        return {}
+    lengths: dict[str, Any] = {} if config.steps is None else {"epochs": config.epochs}
+    return lengths if config.minutes is None else {**lengths, "minutes": config.minutes}
+
+
+def _to_toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_to_toml, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(name)} = {_to_toml(part)}" for name, part in value.items()) + "}"
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML's escapes are JSON's
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _to_toml(name)
+
+
+def field_texts() -> dict[str, str]:
+    """Return the text under each field, by dotted name."""
+    texts: dict[str, str] = {}
+    for prefix, kind in {"": TrainConfig, **{f"{name}.": kind for name, kind in SECTIONS.items()}}.items():
+        tree = ast.parse(inspect.getsource(kind)).body[0]
+        assert isinstance(tree, ast.ClassDef)
+        for node, after in zip(tree.body, tree.body[1:], strict=False):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(after, ast.Expr):
+                name = _SPELLED.get(node.target.id, node.target.id)
+                texts[prefix + name] = " ".join(str(ast.literal_eval(after.value)).split())
+    return texts
+
+
+# ---- recipes ----
+
+
+def _recipe_folders() -> tuple[Path, Path]:
+    """Return where recipes are: inside an installed package, and beside the sources in a clone."""
+    package = Path(__file__).parents[1]
+    return package / "recipes", package.parents[1] / "recipes"
+
+
+def recipe_path(name: str) -> Path:
+    """Return the file of a recipe, by its name or its path."""
+    if name.endswith(".toml") and Path(name).is_file():
+        return Path(name)
+    for folder in _recipe_folders():
+        if (path := folder / f"{name.removesuffix('.toml')}.toml").is_file():
+            return path
+    names = recipe_names()
+    hint = did_you_mean(name, names) or f"Choose one of {', '.join(names)}."
+    raise ConfigError(f"There is no recipe {name!r}.", hint=hint)
+
+
+def recipe_names() -> list[str]:
+    return sorted({path.stem for folder in _recipe_folders() for path in folder.glob("*.toml")})

@@ -1,143 +1,212 @@
-"""All that a resume needs, in folders that are either whole or not there.
+"""Everything that changes while a run trains, saved in folders that are complete or absent.
 
-    state/step-00000120/tensors.safetensors   weights, averages, moments
-                        state.json            counters, the best so far
-                        manifest.json         the SHA-256 and size of both
+    state/step-00000120/tensors.safetensors   weights, moments, averages
+                        state.json            the TrainState
+                        manifest.json         SHA-256 and size of both
 
-A state is written aside, its manifest last, everything is brought to the disk, and then it is renamed. On the way back
-the newest one whose manifest verifies is taken.
+A state is written to a temporary folder, its manifest last, flushed to disk and renamed. Loading uses the newest state
+whose manifest verifies.
 """
 
-import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitral.errors import ConfigError, VitralError
+from vitral.errors import MAX_NUMBER, ConfigError, DataError, VitralError
+from vitral.files import flush_to_disk, sha256_of
+from vitral.training.selection import BestEpoch
 
-KEEP = 2
-_FILES = ("tensors.safetensors", "state.json")
+if TYPE_CHECKING:
+    from vitral.data.batches import Batch
+    from vitral.data.dataset import Item
+    from vitral.runs import Run
+
+STATES_KEPT = 2
+_TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class State:
-    step: int
-    tensors: Mapping[str, Tensor]
-    facts: Mapping[str, Any]
+@dataclass(kw_only=True, slots=True)
+class UnreadableImages:
+    """The images that could not be read, of any split."""
+
+    reasons: dict[str, str] = field(default_factory=dict[str, str])
+    """Reason by name."""
+    training: int = 0
+    """Number of training images among them."""
+    reported: int = 0
+
+    def add(self, images: Iterable[tuple[str, str]], run: "Run") -> None:
+        """Record names and reasons, each once, also in skipped.txt."""
+        for key, reason in images:
+            if key not in self.reasons:
+                self.reasons[key] = reason
+                run.add_skipped(key, reason)
+
+    def add_batch(self, batch: "Batch", items: "Sequence[Item]", run: "Run", max_fraction: float) -> None:
+        """Record those of a training batch. DataError if there are too many, or the batch is empty."""
+        before = len(self.reasons)
+        self.add(((items[index].key, reason) for index, reason in batch.bad), run)
+        self.training += len(self.reasons) - before
+        if not len(batch.items) or self.training > max_fraction * max(len(items), 100):
+            index, reason = batch.bad[0] if batch.bad else (0, "")
+            raise DataError(
+                f"{self.training} of {len(items)} training images cannot be read, such as {items[index].key} "
+                f"({reason}); at most {max_fraction:.0%} may be unreadable.",
+                hint="Run `vitral data` to list them, or raise --max-bad-fraction.",
+            )
+
+    def report_new(self, run: "Run") -> str | None:
+        """Return a sentence about the images added since the last call, or None."""
+        new = list(self.reasons.items())[self.reported :]
+        self.reported = len(self.reasons)
+        if not new:
+            return None
+        (key, reason), more = new[0], f" (and {len(new) - 1} more)" if len(new) > 1 else ""
+        return f"Skipped an unreadable image: {key}: {reason}{more}. {run.skipped} lists all."
 
 
-def save_state(folder: Path, state: State) -> Path:
-    """Writes a state and lets go of old ones; a failure leaves those that were there."""
-    final = folder / f"step-{state.step:08d}"
-    aside = folder / f"step-{state.step:08d}.tmp-{os.getpid()}"
+@dataclass(kw_only=True, slots=True)
+class TrainState:
+    """Everything that changes while a run trains, except the tensors."""
+
+    step: int = 0
+    seconds: float = 0.0
+    loss_sum: float = 0.0
+    """Sum of the training losses since the last validation."""
+    loss_steps: int = 0
+    is_unscored: bool = False
+    """Whether a signal interrupted the validation of the last epoch."""
+    loss_scale: float = 1.0
+    """Factor that keeps gradients within the range of float16."""
+    steps_in_range: int = 0
+    """Steps since the last overflow of float16."""
+    best: BestEpoch = field(default_factory=BestEpoch)
+    unreadable: UnreadableImages = field(default_factory=UnreadableImages)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "TrainState":
+        values = dict(content)
+        best, unreadable = BestEpoch(**values.pop("best")), UnreadableImages(**values.pop("unreadable"))
+        state = cls(best=best, unreadable=unreadable, **values)
+        _check_values(state)
+        return state
+
+
+def _check_values(state: TrainState) -> None:
+    """Raise ValueError if a value cannot have been saved by a run."""
+    best, unreadable = state.best, state.unreadable
+    counts = (state.step, state.loss_steps, state.steps_in_range, best.step, unreadable.training, unreadable.reported)
+    if not all(type(count) is int and 0 <= count < 2**63 for count in counts) or type(best.epoch) is not int:
+        raise ValueError("a counter is not a count")
+    amounts = (state.seconds, state.loss_sum, state.loss_scale)
+    if not all(type(amount) in (int, float) and -MAX_NUMBER < amount < MAX_NUMBER for amount in amounts):
+        raise ValueError("a number is not finite")
+    if not all(type(score) is float for score in (best.top1, best.loss)):  # NaN and infinity are values of their own
+        raise ValueError("a score is not a number")
+    reasons: object = unreadable.reasons
+    if not isinstance(reasons, dict) or not all(isinstance(reason, str) for reason in unreadable.reasons.values()):
+        raise ValueError("the unreadable images are not names with reasons")
+
+
+def save_state(folder: Path, state: TrainState, tensors: Mapping[str, Tensor]) -> Path:
+    """Write a state and remove old ones. A failure leaves the existing states."""
+    final = folder / _folder_name(state.step)
+    temporary = folder / f"{final.name}.tmp-{os.getpid()}"
     try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
-        save_file(tensors, aside / _FILES[0])
-        (aside / _FILES[1]).write_text(json.dumps({"step": state.step, **state.facts}), encoding="utf-8")
-        manifest = {name: {"sha256": _digest(aside / name), "bytes": (aside / name).stat().st_size} for name in _FILES}
-        (aside / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-        for name in (*_FILES, "manifest.json"):
-            _to_disk(aside / name)
-        _to_disk(aside)
-        shutil.rmtree(final, ignore_errors=True)  # the same step, saved twice, is the same state
-        os.rename(aside, final)
-        _to_disk(folder)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        save_file({n: tensor.detach().cpu().contiguous() for n, tensor in tensors.items()}, temporary / _TENSORS)
+        (temporary / _STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
+        paths = [temporary / name for name in (_TENSORS, _STATE)]
+        manifest = {path.name: {"sha256": sha256_of(path), "bytes": path.stat().st_size} for path in paths}
+        (temporary / _MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+        for path in (*paths, temporary / _MANIFEST, temporary):
+            flush_to_disk(path)
+        shutil.rmtree(final, ignore_errors=True)  # the same step saved twice is the same state
+        os.rename(temporary, final)
+        flush_to_disk(folder)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise VitralError(
-            f"The state could not be saved in {folder}: {reason}.", hint="Make room, then resume."
+            f"Cannot save the state in {folder}: {reason}.", hint="Free some space, then resume."
         ) from error
-    prune(folder)
+    _remove_old_states(folder)
     return final
 
 
-def prune(folder: Path) -> None:
-    for old in _saved(folder)[KEEP:]:
-        shutil.rmtree(old, ignore_errors=True)
-    for left in folder.glob("step-*.tmp-*"):
-        if left.name.rpartition("-")[2] != str(os.getpid()):
-            shutil.rmtree(left, ignore_errors=True)  # of a process that was killed while saving
+def _folder_name(step: int) -> str:
+    return f"step-{step:08d}"
 
 
-def load_state(folder: Path) -> tuple[State | None, list[str]]:
-    """The newest whole state, and what is wrong with newer ones, in sentences; None where none was saved."""
+def _remove_old_states(folder: Path) -> None:
+    for path in _saved_states(folder)[STATES_KEPT:]:
+        shutil.rmtree(path, ignore_errors=True)
+    for path in folder.glob("step-*.tmp-*"):
+        if path.name.rpartition("-")[2] != str(os.getpid()):
+            shutil.rmtree(path, ignore_errors=True)  # of a process that was killed while saving
+
+
+def load_state(folder: Path) -> tuple[TrainState, dict[str, Tensor], list[str]] | None:
+    """Return the newest intact state, its tensors, and a sentence per damaged newer one; None if none was saved."""
     damaged: list[str] = []
-    for path in _saved(folder):
-        if problem := check_state(path):
-            damaged.append(f"{path.name} is damaged ({problem})")
+    for path in _saved_states(folder):
+        try:
+            state, tensors = _read_state(path)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+            name = Path(str(error.filename)).name if isinstance(error, OSError) and error.filename else None
+            reason = f"{name}: {error.strerror}" if isinstance(error, OSError) and name else str(error)
+            damaged.append(f"{path.name} is damaged ({reason})")
             continue
-        facts = json.loads((path / _FILES[1]).read_text(encoding="utf-8"))
-        state = State(step=facts["step"], tensors=load_file(path / _FILES[0]), facts=facts)
-        return state, [f"{one}; the state before it is used." for one in damaged]
-    if damaged:  # to start over would write over the best model that the run has
+        return state, tensors, [f"{problem}; the state before it is used." for problem in damaged]
+    if damaged:  # starting over would overwrite the best model of the run
         raise VitralError(
             f"No saved state in {folder} can be used: {'; '.join(damaged)}.",
-            hint="Bring them back, or start another run with another --out; this one was left as it is.",
+            hint="Restore them, or start another run with another --out; this one was not changed.",
         )
-    return None, []
-
-
-def check_fits(state: State, fresh: Mapping[str, Tensor], folder: Path) -> None:
-    """ConfigError where a state is not one of this network: somebody has changed config.toml. ``fresh`` is what the
-    learner would save before its first step, when the optimizer may have no moments yet."""
-    for name, tensor in fresh.items():
-        saved = state.tensors.get(name)
-        if saved is None or saved.shape != tensor.shape:
-            seen = "is not there" if saved is None else f"has shape {tuple(saved.shape)}"
-            raise ConfigError(
-                f"The state in {folder} does not fit the settings beside it: {name.partition(':')[2]} {seen}, and "
-                f"{tuple(tensor.shape)} is expected.",
-                hint="Bring config.toml back as it was, or start another run.",
-            )
-    for name in state.tensors:
-        if not name.startswith("optimizer:") and name not in fresh:
-            raise ConfigError(
-                f"The state in {folder} does not fit the settings beside it: they have no {name.partition(':')[2]}.",
-                hint="Bring config.toml back as it was, or start another run.",
-            )
-
-
-def check_state(path: Path) -> str | None:
-    """What is wrong with a saved state; None: nothing."""
-    try:
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-        for name in _FILES:
-            if _digest(path / name) != manifest[name]["sha256"]:
-                return f"{name} is not what was written"
-    except OSError as error:
-        return f"{Path(str(error.filename)).name}: {error.strerror}"
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        return f"{type(error).__name__}: {error}"
     return None
 
 
-def _saved(folder: Path) -> list[Path]:
-    """Newest first; what somebody else has put beside them is not ours."""
+def _read_state(path: Path) -> tuple[TrainState, dict[str, Tensor]]:
+    manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+    for name in (_TENSORS, _STATE):
+        if sha256_of(path / name) != manifest[name]["sha256"]:
+            raise ValueError(f"{name} does not match its SHA-256")
+    state = TrainState.from_dict(json.loads((path / _STATE).read_text(encoding="utf-8")))
+    if path.name != _folder_name(state.step):
+        raise ValueError(f"{_STATE} is of step {state.step}")
+    return state, load_file(path / _TENSORS)
+
+
+def check_fits(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], folder: Path) -> None:
+    """Raise ConfigError if saved tensors are not those of this network, because somebody changed config.toml.
+
+    `expected` has the tensors before the first step, when the optimizer may have no moments yet.
+    """
+    hint = "Restore config.toml, or start another run."
+    for name, tensor in expected.items():
+        saved, shown = tensors.get(name), name.partition(":")[2]
+        if saved is None or saved.shape != tensor.shape:
+            shape = "is missing" if saved is None else f"has shape {tuple(saved.shape)}"
+            raise ConfigError(
+                f"The state in {folder} does not fit config.toml: {shown} {shape} (expected {tuple(tensor.shape)}).",
+                hint=hint,
+            )
+    for name in tensors:
+        if not name.startswith("optimizer:") and name not in expected:
+            shown = name.partition(":")[2]
+            raise ConfigError(f"The state in {folder} does not fit config.toml: {shown} is unexpected.", hint=hint)
+
+
+def _saved_states(folder: Path) -> list[Path]:
+    """Return the folders of saved states, newest first; other names are not ours."""
     return sorted((path for path in folder.glob("step-*") if re.fullmatch("step-[0-9]{8}", path.name)), reverse=True)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _to_disk(path: Path) -> None:
-    if path.is_dir() and os.name == "nt":
-        return  # Windows has no handle for folders
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows flushes only what can be written
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,4 +1,4 @@
-"""What is trained: everything, the head, the last blocks, or LoRA, and the small file that the latter leaves."""
+"""Which weights are trained: all, the head, the last blocks, or LoRA; and the adapter file of a partial training."""
 
 import copy
 import json
@@ -11,20 +11,21 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vitral.errors import ConfigError, WeightsError
+from vitral.errors import ConfigError, WeightsError, check_int
 from vitral.files import atomic_path
 from vitral.model.network import Network
 from vitral.model.vit import ViT
 from vitral.training.config import Tune
 
 ADAPTER = "vitral.adapter"
-
 LORA_LAYERS = ("attention.to_qkv", "attention.to_out", "mlp.expand", "mlp.contract")
 
 
 class LowRank(nn.Module):
-    """W x + b a x (LoRA, Hu et al. 2021): starts as W, since b is zero. W itself needs no gradient, which saves a third
-    of a step."""
+    """The update b a x of LoRA (Hu et al. 2021), as a forward hook of its layer. It starts at 0, since b is zero.
+
+    The weight of the layer needs no gradient, which saves a third of a step.
+    """
 
     def __init__(self, weight: Tensor, rank: int):
         super().__init__()
@@ -34,45 +35,44 @@ class LowRank(nn.Module):
         nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))
 
     def forward(self, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-        """As a hook behind its layer."""
         return output + F.linear(F.linear(inputs[0], self.a), self.b)
 
 
 def choose_parameters(model: Network, tune: Tune) -> None:
-    """Freezes what is not to be trained, and adds LoRA's matrices."""
+    """Freeze the weights that are not trained, and add LoRA's matrices."""
     if tune.what in ("all", "auto"):
         return
     model.requires_grad_(False)
-    for part in (model.head, model.representation):
-        part.requires_grad_(True)
+    for module in (model.head, model.representation):
+        module.requires_grad_(True)
     if tune.what == "last-blocks":
-        if not 1 <= tune.blocks <= len(model.blocks):
-            raise ConfigError(f"tune.blocks={tune.blocks} must be from 1 to the network's {len(model.blocks)} blocks.")
-        for part in (*model.blocks[-tune.blocks :], model.norm):
-            part.requires_grad_(True)
+        check_int("tune.blocks", tune.blocks, minimum=1, maximum=len(model.blocks))
+        for module in (*model.blocks[-tune.blocks :], model.norm):
+            module.requires_grad_(True)
         if isinstance(model, ViT):
             model.pool.requires_grad_(True)
     if tune.what == "lora":
         if not isinstance(model, ViT):
             raise ConfigError(
-                "tune.what='lora' adds to the matrices of attention and MLP, and a BiT has none.",
+                "tune.what=lora updates the matrices of attention and MLP, but a BiT has none.",
                 hint="Use tune.what=head, last-blocks or all.",
             )
         add_lora(model, tune.rank)
 
 
 def add_lora(model: ViT, rank: int) -> None:
-    if rank < 1 or rank > model.config.width:
-        raise ConfigError(f"tune.rank={rank} must be from 1 to the width {model.config.width}.")
+    check_int("tune.rank", rank, minimum=1, maximum=model.config.width)
     for block in model.blocks:
         for name in LORA_LAYERS:
             layer = block.get_submodule(name)
-            layer.lora = LowRank(layer.weight, rank)  # type: ignore[arg-type]
-            layer.register_forward_hook(layer.lora)
+            assert isinstance(layer.weight, Tensor)
+            lora = LowRank(layer.weight, rank)
+            layer.add_module("lora", lora)
+            layer.register_forward_hook(lora)
 
 
-def merged_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict with LoRA's products added to the matrices that they belong to, under their plain names."""
+def merge_lora(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state dict with LoRA's products added to their matrices, under the plain names."""
     merged = {name: tensor for name, tensor in state.items() if ".lora." not in name}
     for name in state.keys() - merged.keys():
         layer, _, part = name.rpartition(".lora.")
@@ -81,25 +81,19 @@ def merged_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return merged
 
 
-def adapter_state(model: Network) -> dict[str, Tensor]:
-    """Only what was trained."""
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return {name: tensor.detach() for name, tensor in model.state_dict().items() if name in trained}
-
-
 def save_adapter(path: Path, model: Network, base: str, sha256: str | None) -> None:
-    """The trained part alone, with the SHA-256 of the checkpoint that it belongs to."""
-    told = {"base": base, "base_sha256": sha256}
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in adapter_state(model).items()}
-    with atomic_path(path) as aside:
-        save_file(tensors, aside, metadata={ADAPTER: json.dumps(told)})
+    """Write the trained weights alone, with the SHA-256 of the checkpoint that they belong to."""
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    tensors = {n: tensor.detach().cpu().contiguous() for n, tensor in model.state_dict().items() if n in trained}
+    with atomic_path(path) as temporary:
+        save_file(tensors, temporary, metadata={ADAPTER: json.dumps({"base": base, "base_sha256": sha256})})
 
 
 def load_adapter(model: ViT, path: Path) -> ViT:
-    """The base with what an adapter learnt, merged: an ordinary network again."""
+    """Return a copy of the base network with the weights of an adapter merged into it."""
     with safe_open(path, framework="pt") as file:
         if ADAPTER not in (file.metadata() or {}):
-            raise WeightsError(f"{path} is no adapter: it does not name its base.")
+            raise WeightsError(f"{path} is not an adapter: it does not name its base.")
     tensors = load_file(path)
     ranks = {tensor.shape[0] for name, tensor in tensors.items() if name.endswith(".lora.a")}
     adapted = copy.deepcopy(model)
@@ -110,5 +104,5 @@ def load_adapter(model: ViT, path: Path) -> ViT:
         if name not in state or state[name].shape != tensor.shape:
             raise WeightsError(f"{path} does not fit this network: {name} has shape {tuple(tensor.shape)}.")
     merged = ViT(model.config)
-    merged.load_state_dict(merged_state({**state, **tensors}))
+    merged.load_state_dict(merge_lora({**state, **tensors}))
     return merged.train(model.training)

@@ -1,1 +1,1 @@
-"""Tensors from and to the world: any checkpoint in, any dialect out, and a report of what became of every tensor."""
+"""Load checkpoints of any dialect, save them in any dialect, and report what became of every tensor."""

@@ -1,85 +1,104 @@
-"""Checkpoint: a model with everything that must not get lost on the way."""
+"""Checkpoint: a model with its preprocessing, its labels and the report of how it was loaded."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitral.model.network import Network
-from vitral.preprocess import IMAGENET_MEAN, IMAGENET_STD, Interpolation, Preprocess
+from vitral.errors import ConfigError, short_repr
+from vitral.files import as_text
+from vitral.preprocess import Preprocess
+
+if TYPE_CHECKING:
+    from vitral.model.network import Network
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadReport:
-    """Every tensor of the file is in taken, renamed, resized or ignored, and every new one of the model in fresh."""
+    """Report what became of every tensor.
+
+    Each tensor of the file is listed under unchanged, renamed, resized or ignored. Each tensor of the model that does
+    not come from the file is listed under initialized.
+    """
 
     source: str
     dialect: str
     format: str
-    taken: tuple[str, ...] = ()
-    """Under the same name."""
+    unchanged: tuple[str, ...] = ()
+    """Tensors with the same name in the file and in the model."""
     renamed: dict[str, str] = field(default_factory=dict)
-    """Their name: ours."""
+    """Name in the file: name in the model."""
     resized: dict[str, str] = field(default_factory=dict)
-    """Their name: our name and what was done."""
-    fresh: dict[str, str] = field(default_factory=dict)
-    """Our name: why it is not from the file."""
+    """Name in the file: name in the model and how it was resized."""
+    initialized: dict[str, str] = field(default_factory=dict)
+    """Name in the model: why its values are not from the file."""
     ignored: dict[str, str] = field(default_factory=dict)
-    """Their name: why it is not needed."""
+    """Name in the file: why the model does not need it."""
     assumed: tuple[str, ...] = ()
-    """What the file does not tell."""
+    """Choices that the file does not state."""
     warnings: tuple[str, ...] = ()
-    """What may surprise."""
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the report as plain JSON values."""
         return asdict(self)
 
     def __str__(self) -> str:
-        counts = [f"{len(self.taken)} taken"]
-        counts += [f"{len(part)} {name}" for name, part in self._parts().items() if part]
+        lists: Mapping[str, dict[str, str]] = {
+            "renamed": self.renamed,
+            "resized": self.resized,
+            "initialized": self.initialized,
+            "ignored": self.ignored,
+        }
+        counts = [f"{len(self.unchanged)} unchanged"]
+        counts += [f"{len(entries)} {name}" for name, entries in lists.items() if entries]
         lines = [f"{self.source}: {self.dialect} ({self.format}), {', '.join(counts)}"]
-        for name, part in self._parts().items():
-            if name != "renamed":
-                lines += [f"  {name} {tensor}: {why}" for tensor, why in part.items()]
-        lines += [f"  assumed {line}" for line in self.assumed]
-        lines += [f"  warning: {line}" for line in self.warnings]
+        for name in ("resized", "initialized", "ignored"):
+            lines += [f"  {name} {tensor}: {reason}" for tensor, reason in lists[name].items()]
+        lines += [f"  assumed {sentence}" for sentence in self.assumed]
+        lines += [f"  warning: {sentence}" for sentence in self.warnings]
         return "\n".join(lines)
-
-    def _parts(self) -> dict[str, dict[str, str]]:
-        return {"renamed": self.renamed, "resized": self.resized, "fresh": self.fresh, "ignored": self.ignored}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What ``vitral.load`` gives and ``vitral.save`` takes."""
+    """A model and everything that must travel with it: ``vitral.load`` returns it and ``vitral.save`` takes it."""
 
-    model: Network
+    model: "Network"
     preprocess: Preprocess
-    """How a picture becomes the model's input."""
+    """How to turn an image into the model's input."""
     labels: tuple[str, ...] | None = None
-    """A name for each logit, where they are known."""
+    """One name per logit, if known."""
     multi_label: bool = False
-    """Whether a picture may have several labels: each logit then is a yes or no of its own."""
+    """An image may have several labels: each logit is a separate yes or no."""
     report: LoadReport | None = None
-    """What became of every tensor of the file."""
+    """Report of how the model was loaded."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.preprocess, Preprocess):
+            raise ConfigError(f"preprocess must be a Preprocess (got {type(self.preprocess).__name__}).")
+        config = getattr(self.model, "config", None)
+        if config is None:
+            return
+        if self.preprocess.channels != config.channels:
+            raise ConfigError(
+                f"The preprocessing has {self.preprocess.channels} channels, but the model has {config.channels}.",
+                hint=f"Pass preprocess.with_channels({config.channels}).",
+            )
+        if self.labels is not None:
+            object.__setattr__(self, "labels", check_labels(self.labels, config.num_classes))
 
 
-def default_preprocess(model: Network) -> Preprocess:
-    """For a model that never had one: Google's."""
+def check_labels(labels: object, classes: int) -> tuple[str, ...]:
+    """Return labels as printable text, or raise ConfigError unless there is one per class."""
+    if not isinstance(labels, list | tuple):
+        raise ConfigError(f"labels must be a list or tuple with one name per class (got {short_repr(labels)}).")
+    if len(labels) != classes:
+        raise ConfigError(
+            f"The model has {classes} classes, but there are {len(labels)} labels.", hint="Pass one label per class."
+        )
+    return tuple(as_text(str(label)) for label in labels)
+
+
+def default_preprocess(model: "Network") -> Preprocess:
+    """Return the preprocessing of a model that has none yet: Google's, antialiased."""
     preprocess = Preprocess(size=model.config.image_hw, antialias=True)
     return preprocess.with_channels(model.config.channels)
-
-
-def google_preprocess(size: tuple[int, int]) -> Preprocess:
-    """vit_jax: squashed by TensorFlow's plain bilinear resize, pixels from -1 to 1."""
-    return Preprocess(size=size, resize="squash", interpolation="bilinear", antialias=False)
-
-
-def imagenet_preprocess(size: tuple[int, int], interpolation: Interpolation) -> Preprocess:
-    """torchvision, DeiT, MAE and DINOv2: the short side to 256 for 224, centre crop, ImageNet's mean and deviation."""
-    return Preprocess(
-        size=size,
-        resize="crop",
-        crop_fraction=0.875,
-        interpolation=interpolation,
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-    )

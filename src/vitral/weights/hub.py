@@ -1,138 +1,205 @@
-"""From a name to a path: a file, a folder, a model that comes with vitral, or a repository of the Hugging Face hub.
+"""Find the files of a model name: a path, a shipped model, or a repository of the Hugging Face hub.
 
-Nothing is downloaded without saying what, how large and where to. What is in the cache is used without asking, and is
-all there is when offline.
+The hub client also serves datasets. It prints what it downloads, how large it is and where to, before it starts.
+Without a connection it uses the cache.
 """
 
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from vitral.errors import ConfigError, WeightsError, did_you_mean, first_line, missing_package
+from vitral.errors import (
+    ConfigError,
+    DataError,
+    VitralError,
+    WeightsError,
+    did_you_mean,
+    first_line,
+    missing_package,
+    short_repr,
+)
 from vitral.model.sizes import canonical_name
 from vitral.weights.shipped import SHIPPED, shipped_weights
 
-_DESCRIPTIONS = ("config.json", "preprocessor_config.json")
+RepositoryType = Literal["model", "dataset"]
+_SIDECARS = ("config.json", "preprocessor_config.json")
 _CHECKPOINTS = ("model.safetensors", "pytorch_model.bin")
 
 
+# ---- the hub client ----
+
+
+class HubUnreachableError(Exception):
+    """The hub did not answer; its message is the reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Repository:
+    """A repository of the Hugging Face hub."""
+
+    name: str
+    """owner/name."""
+    revision: str | None = None
+    """A branch, tag or commit; None for the default branch."""
+    kind: RepositoryType = "model"
+
+    def error(self, message: str, hint: str | None = None) -> VitralError:
+        """Return the error of this kind of repository."""
+        return (WeightsError if self.kind == "model" else DataError)(message, hint=hint)
+
+    def check_installed(self) -> None:
+        """Raise MissingError without huggingface_hub."""
+        try:
+            import huggingface_hub  # noqa: F401
+        except ImportError:
+            raise missing_package("huggingface_hub", "hub", f"hf:{self.name}") from None
+
+    def list_files(self) -> dict[str, int]:
+        """Return name and size of every file; raise HubUnreachableError without a connection."""
+        self.check_installed()
+        from huggingface_hub import HfApi, errors
+
+        try:
+            info = HfApi().repo_info(self.name, revision=self.revision, repo_type=self.kind, files_metadata=True)
+        except errors.RevisionNotFoundError as error:
+            raise self.error(f"The {self.kind} {self.name} has no revision {self.revision}.") from error
+        except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+            raise self.error(
+                f"There is no public {self.kind} {self.name} on the Hugging Face hub.",
+                hint="Check the name. For a private or gated repository run `hf auth login`.",
+            ) from error
+        except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage]
+            raise HubUnreachableError(first_line(error)) from error
+        return {file.rfilename: file.size or 0 for file in info.siblings or ()}  # pyright: ignore[reportAttributeAccessIssue]
+
+    def download(self, files: dict[str, int]) -> dict[str, Path]:
+        """Download the files that are not in the cache, and return the local path of each."""
+        self.check_installed()
+        from huggingface_hub import constants, errors, hf_hub_download, try_to_load_from_cache
+
+        cached = {file: try_to_load_from_cache(self.name, file, None, self.revision, self.kind) for file in files}
+        if missing := [file for file, path in cached.items() if not isinstance(path, str)]:
+            size = sum(files[file] for file in missing) / 1e6
+            names = missing[0] if len(missing) == 1 else f"{len(missing)} files, {', '.join(missing[:3])}"
+            line = f"hf:{self.name}: downloading {names} ({size:,.1f} MB) to {constants.HF_HUB_CACHE}"
+            print(line, file=sys.stderr, flush=True)
+        try:
+            return {
+                file: Path(hf_hub_download(self.name, file, revision=self.revision, repo_type=self.kind))
+                for file in files
+            }
+        except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage]
+            raise self.error(
+                f"Cannot download hf:{self.name}: {first_line(error)}.",
+                hint="Try again; finished files are kept. For a gated repository run `hf auth login`.",
+            ) from error
+
+    def cached_folder(self, reason: HubUnreachableError) -> Path:
+        """Return the folder of this repository in the cache, or raise an error with the reason for needing it."""
+        from huggingface_hub import constants, snapshot_download
+
+        try:
+            folder = snapshot_download(
+                self.name,
+                repo_type=self.kind,
+                revision=self.revision,
+                local_files_only=True,
+                cache_dir=constants.HF_HUB_CACHE,
+            )
+        except Exception:  # the hub raises several types for a repository that is not in the cache
+            raise self.error(
+                f"hf:{self.name} is not in the cache, and the hub is unreachable: {reason}.",
+                hint="Connect and try again, or pass a local path.",
+            ) from reason
+        return Path(folder)
+
+
+# ---- models ----
+
+
 def locate(source: str | Path) -> Path:
-    """The path of a checkpoint; ``hf:owner/name`` is fetched, ``file.npz:img`` names the image tower of two. What lies
-    here under the name of a shipped model comes first."""
+    """Return the path of a checkpoint; download ``hf:owner/name`` if necessary.
+
+    A local path takes precedence over a shipped model of the same name. ``file.npz:img`` names the image tower of two.
+    """
     if isinstance(source, str) and source.startswith("hf:"):
         return fetch(source.removeprefix("hf:"))
     if not isinstance(source, str | Path) or not str(source):
-        raise WeightsError(f"A checkpoint is named by a path or hf:owner/name, and this is {source!r}.")
+        raise WeightsError(f"A checkpoint must be a path, a name or a state dict (got {short_repr(source)}).")
     path = Path(str(source).removesuffix(":img"))
     try:
         path = path.expanduser()
-        is_there = path.exists()
-    except (OSError, RuntimeError, ValueError) as error:  # too long, somebody else's home, a zero byte
-        raise WeightsError(f"{str(path)[:200]} is no path: {error}.") from error
-    if not is_there and (shipped := shipped_weights(str(source).rstrip("/\\"))):
+        exists = path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, an unknown user's home, a zero byte
+        raise WeightsError(f"{str(path)[:200]} is not a valid path: {first_line(error)[:200]}.") from error
+    if not exists and (shipped := shipped_weights(str(source).rstrip("/\\"))):
         return shipped
-    if not is_there:
-        raise WeightsError(f"There is no file or folder {source}.", hint=_hint(str(source)))
+    if not exists:
+        raise WeightsError(f"File or folder not found: {source}.", hint=_hint(str(source)))
     return path
 
 
-def _hint(words: str) -> str | None:
-    """For the name of a network, which has no weights, for nearly that of a model that comes with vitral, and for what
-    looks like a repository."""
+def _hint(name: str) -> str | None:
+    """Return a hint for the name of an untrained network, a misspelled shipped model, or a repository."""
     with suppress(ConfigError):
-        name = canonical_name(words)
-        return f"{name} is a network without weights. `vitral train DATA --model {name}` trains it."
-    if hint := did_you_mean(words, SHIPPED):
+        network = canonical_name(name)
+        return f"{network} is a network without weights. Train it with `vitral train DATA --model {network}`."
+    if hint := did_you_mean(name, SHIPPED):
         return hint
-    looks_like_repository = words.count("/") == 1 and not words.startswith((".", "/", "~")) and not Path(words).suffix
-    return f"If it is on the Hugging Face hub: hf:{words}" if looks_like_repository else None
+    looks_like_repository = name.count("/") == 1 and not name.startswith((".", "/", "~")) and not Path(name).suffix
+    return f"For a repository of the Hugging Face hub, pass hf:{name}" if looks_like_repository else None
 
 
-def fetch(repository: str) -> Path:
-    """The local folder of a repository's checkpoint, filled as needed; ``owner/name@revision`` works, too."""
-    name, _, revision = repository.partition("@")
+def fetch(address: str) -> Path:
+    """Return the local folder or file of a checkpoint; ``address`` is owner/name or owner/name@revision."""
+    name, _, revision = address.partition("@")
     if name.count("/") != 1 or not all(name.split("/")):
-        raise WeightsError(f"hf:{repository} is no repository.", hint="It should be hf:owner/name.")
+        raise WeightsError(f"hf:{address} is not the name of a repository (expected hf:owner/name).")
+    repository = Repository(name=name, revision=revision or None)
     try:
-        from huggingface_hub import constants, errors, hf_hub_download, try_to_load_from_cache
-    except ImportError:
-        raise missing_package("huggingface_hub", "hub", f"hf:{repository}") from None
-    try:
-        wanted = choose_files(repository, _list_files(name, revision or None))
-    except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage]
-        return _from_cache(name, revision or None, error)
-    cached = {file: try_to_load_from_cache(name, file, revision=revision or None) for file in wanted}
-    if missing := [file for file, path in cached.items() if not isinstance(path, str)]:
-        size = sum(wanted[file] for file in missing) / 1e6
-        _say(f"hf:{repository}: downloading {', '.join(missing)} ({size:,.1f} MB) to {constants.HF_HUB_CACHE}")
-    try:
-        paths = [hf_hub_download(name, file, revision=revision or None) for file in wanted]
-    except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage]
-        raise WeightsError(f"hf:{repository} could not be downloaded: {first_line(error)}.") from error
-    return _whole(Path(paths[0]))
+        files = choose_files(address, repository.list_files())
+    except HubUnreachableError as error:
+        return _checkpoint_in(repository.cached_folder(error))
+    return _folder_or_file(next(iter(repository.download(files).values())))
 
 
-def _list_files(name: str, revision: str | None) -> dict[str, int]:
-    from huggingface_hub import HfApi, errors
-
-    try:
-        info = HfApi().model_info(name, revision=revision, files_metadata=True)
-    except errors.RevisionNotFoundError as error:
-        raise WeightsError(f"The repository {name} has no revision {revision}.") from error
-    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        raise WeightsError(
-            f"There is no public repository {name} on the Hugging Face hub.",
-            hint="Check the name; a private or gated one needs `hf auth login`.",
-        ) from error
-    return {file.rfilename: file.size or 0 for file in info.siblings or ()}
-
-
-def choose_files(repository: str, files: dict[str, int]) -> dict[str, int]:
-    """One checkpoint, of the safest kind that is there, and what describes it: names and bytes."""
-    descriptions = {name: files[name] for name in _DESCRIPTIONS if name in files}
+def choose_files(address: str, files: dict[str, int]) -> dict[str, int]:
+    """Return name and size of one checkpoint, in the safest format available, and of its JSON files."""
+    sidecars = {name: files[name] for name in _SIDECARS if name in files}
     for name in _CHECKPOINTS:
         if name in files:
-            return {name: files[name], **descriptions}
+            return {name: files[name], **sidecars}
         if (index := f"{name}.index.json") in files:
-            stem, ending = name.split(".")
-            parts = [file for file in files if file.startswith(f"{stem}-") and file.endswith(f".{ending}")]
-            return {index: files[index], **{file: files[file] for file in parts}, **descriptions}
-    for ending in (".safetensors", ".npz", ".pth", ".pt"):
-        found = [name for name in files if name.endswith(ending) and "/" not in name]
-        if len(found) == 1:
-            return {found[0]: files[found[0]], **descriptions}
-    raise WeightsError(f"hf:{repository} holds no single checkpoint, but {', '.join(sorted(files)[:8]) or 'nothing'}.")
+            stem, suffix = name.split(".")
+            shards = [file for file in files if file.startswith(f"{stem}-") and file.endswith(f".{suffix}")]
+            return {index: files[index], **{file: files[file] for file in shards}, **sidecars}
+    if (name := _only_checkpoint(files)) is not None:
+        return {name: files[name], **sidecars}
+    listed = ", ".join(sorted(files)[:8]) or "no files"
+    raise WeightsError(f"hf:{address} does not contain a single checkpoint (got {listed}).")
 
 
-def _from_cache(name: str, revision: str | None, error: Exception) -> Path:
-    from huggingface_hub import try_to_load_from_cache
+def _only_checkpoint(files: Iterable[str]) -> str | None:
+    """Return the only file of the safest format that has exactly one at the top level."""
+    for suffix in (".safetensors", ".npz", ".pth", ".pt"):
+        names = [name for name in files if name.endswith(suffix) and "/" not in name]
+        if len(names) == 1:
+            return names[0]
+    return None
 
-    for file in (*_CHECKPOINTS, *(f"{file}.index.json" for file in _CHECKPOINTS), "config.json"):
-        found = try_to_load_from_cache(name, file, revision=revision)
-        if isinstance(found, str):
-            return _whole(Path(found)) if file != "config.json" else Path(found).parent
-    if (folder := _snapshot(name, revision)) is not None:
+
+def _checkpoint_in(folder: Path) -> Path:
+    """Return the checkpoint in a folder of the cache, or the folder itself."""
+    names = [path.name for path in folder.iterdir()]
+    if any(name.removesuffix(".index.json") in _CHECKPOINTS for name in names):
         return folder
-    raise WeightsError(
-        f"hf:{name} is not in the cache, and the hub cannot be reached: {first_line(error)}.",
-        hint="Connect and try again, or give a file.",
-    ) from error
+    only = _only_checkpoint(names)
+    return folder if only is None else folder / only
 
 
-def _snapshot(name: str, revision: str | None) -> Path | None:
-    """The folder of a repository in the cache, whatever it holds."""
-    from huggingface_hub import constants, snapshot_download
-
-    try:
-        return Path(snapshot_download(name, revision=revision, local_files_only=True, cache_dir=constants.HF_HUB_CACHE))
-    except Exception:  # it is not there, which the hub says in several ways
-        return None
-
-
-def _whole(file: Path) -> Path:
-    """The folder of a repository; the file itself where the folder would not tell which one is meant."""
+def _folder_or_file(file: Path) -> Path:
+    """Return the folder of a checkpoint with a standard name, which contains its JSON files, or else the file."""
     return file.parent if file.name.removesuffix(".index.json") in _CHECKPOINTS else file
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -1,176 +1,277 @@
-"""The way out: a model, with its preprocessing and labels, in our format or in anybody else's."""
+"""Save a model with its preprocessing and labels, in our own format or another dialect."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from vitral.errors import ConfigError, WeightsError, did_you_mean
-from vitral.files import as_text
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from vitral.errors import ConfigError, WeightsError, did_you_mean, short_repr
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
 from vitral.model.network import Network
+from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import Checkpoint, default_preprocess
-from vitral.weights.dialects import WRITERS, draft_of
+from vitral.weights.dialects import CONSTANTS, WRITERS, plan_load
 from vitral.weights.dialects.content import Content
-from vitral.weights.dialects.draft import Draft
-from vitral.weights.formats.detect import open_tensors
-from vitral.weights.formats.tensor_file import is_file
-from vitral.weights.load import build_without_memory, shapes_of
+from vitral.weights.dialects.plan import ModelSpec
+from vitral.weights.formats.opening import open_tensors
+from vitral.weights.formats.tensor_file import is_file_name
+from vitral.weights.state_dict import build_on_meta
 
-_ENDINGS = {
+_SUFFIXES = {
     "native": (".safetensors",),
     "google": (".npz",),
     "big_vision": (".npz",),
     "bit": (".npz",),
     "torchvision": (".safetensors", ".pth", ".pt"),
 }
-# What a reader needs no telling of: rates and initial values of training, and spellings of the same thing.
-_OF_TRAINING = ("dropout", "attention_dropout", "drop_path", "head_bias", "layer_scale", "position_resample")
+# Fields that do not change what a loaded model computes: rates and initial values, and the grid of other sizes.
+_TRAINING_FIELDS = ("dropout", "attention_dropout", "drop_path", "head_bias", "layer_scale", "position_resample")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Written:
-    """What ``save`` wrote, and what its reader should know."""
+class SaveReport:
+    """The file that ``save`` wrote, and what its reader should know."""
 
     path: Path
-    tell: dict[str, Any] = field(default_factory=dict)
-    """Fields that the file cannot hold: keywords for ``vitral.load``."""
+    load_options: dict[str, Any] = field(default_factory=dict)
+    """Config fields that the file cannot store: pass them to ``vitral.load`` as keywords."""
+    constants: dict[str, Any] = field(default_factory=dict)
+    """Config fields that the library of the dialect fixes to another value than this model has."""
     notes: tuple[str, ...] = ()
 
 
 def save(
-    what: Checkpoint | Network,
+    model: Checkpoint | Network,
     path: str | Path,
     *,
     dialect: str = "native",
     preprocess: Preprocess | None = None,
     labels: Sequence[str] | None = None,
-) -> Written:
-    """Writes a Checkpoint or a bare model. Other dialects than our own: google, big_vision, timm, huggingface,
-    torchvision; a path without a known ending is a folder, for those that have one.
+) -> SaveReport:
+    """Save a Checkpoint or a bare model, and return what the file cannot store.
 
-    A file appears whole or not at all."""
+    ``dialect`` is native, google, big_vision, bit, timm, huggingface or torchvision. A path without a known suffix is a
+    folder, for timm and huggingface. The write is atomic. A warning is issued if the library of the dialect computes
+    with other constants than this model.
+    """
+    report = write_checkpoint(as_checkpoint(model, preprocess, labels), path, dialect=dialect)
+    if report.constants:
+        warnings.warn(describe_constants(report.constants, dialect), stacklevel=2)
+    return report
+
+
+def write_checkpoint(checkpoint: Checkpoint, path: str | Path, *, dialect: str) -> SaveReport:
+    """Save a checkpoint without issuing warnings; the report contains them."""
     if not isinstance(dialect, str) or dialect not in WRITERS:
         hint = did_you_mean(str(dialect), WRITERS)
-        raise ConfigError(f"dialect={dialect!r} must be one of {', '.join(WRITERS)}.", hint=hint)
+        raise ConfigError(f"dialect must be one of {', '.join(WRITERS)} (got {short_repr(dialect)}).", hint=hint)
     if not isinstance(path, str | Path) or not str(path):
-        raise WeightsError(f"A checkpoint is written to a path, and this is {path!r}.")
-    target = Path(path)
-    checkpoint = as_checkpoint(what, preprocess, labels)
-    check_model(checkpoint.model)
+        raise WeightsError(f"The target must be a path (got {short_repr(path)}).")
+    target, model = Path(path), checkpoint.model
+    hooked = check_modules(model)
+    state = plain_state(model)
+    check_state(model, state)
     check_target(target, dialect)
     report = checkpoint.report
     content = Content(
         dialect=dialect,
-        network=checkpoint.model.config,
-        state=checkpoint.model.state_dict(),
+        network=model.config,
+        state=state,
         preprocess=checkpoint.preprocess,
         labels=checkpoint.labels,
         multi_label=checkpoint.multi_label,
+        position_table=position_table(model),
         provenance={} if report is None else {"source": Path(report.source).name},
         assumed=() if report is None else report.assumed,
     )
     notes = WRITERS[dialect].write(content, target)
-    tell, lost = what_is_lost(content, target)
-    notes += [f"The file cannot say {name}={value!r}: say it when loading." for name, value in tell.items()]
-    notes += [f"The {thing} are not in the file: {dialect} has no place for them." for thing in lost]
-    return Written(path=target, tell=tell, notes=tuple(notes))
+    options, lost = find_losses(content, target)
+    constants = {
+        name: value for name, value in CONSTANTS.get(dialect, {}).items() if getattr(model.config, name) != value
+    }
+    notes += [f"The file cannot store {name}={value!r}: pass it to vitral.load." for name, value in options.items()]
+    notes += [f"The file does not contain the {item}: the {dialect} dialect cannot store it." for item in lost]
+    notes += [f"The file does not contain the forward hooks of {hooked}."] if hooked else []
+    notes += [describe_constants(constants, dialect)] if constants else []
+    return SaveReport(path=target, load_options=options, constants=constants, notes=tuple(notes))
 
 
-def what_is_lost(content: Content, path: Path) -> tuple[dict[str, Any], list[str]]:
-    """What somebody who reads the file gets otherwise: fields of the config; labels and preprocessing."""
-    config = content.network
-    if isinstance(config, BiTConfig):
-        draft = draft_of(open_tensors(path), {})
-        is_same = draft.config.image_hw == config.image_hw
-        return {} if is_same else {"image_size": config.image_hw}, _differences(draft, content)
-    draft = None
-    asked: dict[str, Any] = {}
-    for told in ({}, {"heads": config.heads}, {"heads": config.heads, "position_grid": config.table_grid}):
-        try:
-            draft, asked = draft_of(open_tensors(path), told), told
-            break
-        except WeightsError:
-            continue
-    if draft is None:
-        raise WeightsError(f"{path} was written, but cannot be read again.")
-    tell = dict(asked)
-    for one in fields(ViTConfig):
-        assert isinstance(draft.config, ViTConfig)
-        mine, theirs = (_spelled(each, one.name) for each in (config, draft.config))
-        if one.name not in (*_OF_TRAINING, "position_grid") and mine != theirs and not _is_baked(one.name, config):
-            tell[one.name] = mine
-    return tell, _differences(draft, content)
-
-
-def _differences(draft: Draft, content: Content) -> list[str]:
-    lost = [] if draft.labels == content.labels else ["labels"]
-    lost += ["words that a picture may have several labels"] if content.multi_label and not draft.multi_label else []
-    return lost + ([] if draft.preprocess == content.preprocess else ["settings of the preprocessing"])
-
-
-def _spelled(config: ViTConfig, name: str) -> Any:
-    special = {"class_token": config.has_class_token, "image_size": config.image_hw, "patch_size": config.patch_hw}
-    return special.get(name, getattr(config, name))
-
-
-def _is_baked(name: str, config: ViTConfig) -> bool:
-    """Positions that were written as the table that they make."""
-    return name == "position" and config.position in ("none", "learned-2d", "sincos-2d")
+def describe_constants(constants: dict[str, Any], dialect: str) -> str:
+    """Return the warning for a library that computes with other constants than the model."""
+    values = ", ".join(f"{name}={value!r}" for name, value in constants.items())
+    return f"{dialect} computes with {values}, unlike this model, so its outputs differ slightly."
 
 
 def as_checkpoint(
-    what: Checkpoint | Network, preprocess: Preprocess | None, labels: Sequence[str] | None
+    model: Checkpoint | Network, preprocess: Preprocess | None = None, labels: Sequence[str] | None = None
 ) -> Checkpoint:
-    if isinstance(what, Network):
-        what = Checkpoint(model=what, preprocess=default_preprocess(what))
-    if not isinstance(what, Checkpoint) or not isinstance(what.model, Network):
-        raise ConfigError(f"This takes a Checkpoint or a model, not something of type {type(what).__name__}.")
-    what = replace(what, preprocess=what.preprocess if preprocess is None else preprocess)
-    if not isinstance(what.preprocess, Preprocess):
-        raise ConfigError(f"preprocess={what.preprocess!r} must be a Preprocess.")
-    config = what.model.config
-    if what.preprocess.channels != config.channels:
-        seen = f"{what.preprocess.channels} channels, and the model {config.channels}"
-        raise ConfigError(f"The preprocessing has {seen}.", hint="preprocess.with_channels(...) mends it.")
-    labels = what.labels if labels is None else labels
-    if labels is None:
-        return what
-    if not isinstance(labels, list | tuple) or len(labels) != config.num_classes:
-        seen = (
-            f"{len(labels)} labels" if isinstance(labels, list | tuple) else f"labels of type {type(labels).__name__}"
+    """Return a Checkpoint of a model, with other preprocessing or labels if they are passed."""
+    if isinstance(model, Checkpoint):
+        checkpoint = replace(model, model=unwrap_compiled(model.model))
+    elif isinstance(network := unwrap_compiled(model), Network):
+        preprocess = default_preprocess(network) if preprocess is None else preprocess
+        checkpoint = Checkpoint(model=network, preprocess=preprocess)
+    else:
+        raise ConfigError(f"Expected a Checkpoint, a ViT or a BiT (got {type(model).__name__}).")
+    if not isinstance(checkpoint.model, Network):
+        raise ConfigError(
+            f"The model of the Checkpoint must be a ViT or a BiT (got {type(checkpoint.model).__name__})."
         )
-        raise ConfigError(f"There are {seen} for {config.num_classes} classes.", hint="Give a list with one for each.")
-    return replace(what, labels=tuple(as_text(str(label)) for label in labels))
+    if preprocess is not None:
+        checkpoint = replace(checkpoint, preprocess=preprocess)
+    return checkpoint if labels is None else replace(checkpoint, labels=labels)  # type: ignore[arg-type]
 
 
-def check_model(model: Network) -> None:
-    """Whether it is what its config says, with numbers in it."""
-    state = model.state_dict()
+# ---- the model ----
+
+
+def unwrap_compiled(model: Any) -> Any:
+    """Return the model inside the wrapper of torch.compile."""
+    return model._orig_mod if isinstance(model, nn.Module) and "_orig_mod" in model._modules else model
+
+
+def plain_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return all modules by name, without the wrappers of torch.compile and the insides of parametrizations."""
+    modules = {
+        _plain_name(name): module
+        for name, module in model.named_modules()
+        if "_orig_mod" not in module._modules and "parametrizations" not in name.split(".")
+    }
+    return modules
+
+
+def _plain_name(name: str) -> str:
+    return ".".join(word for word in name.split(".") if word != "_orig_mod")
+
+
+def plain_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict under plain names; a parametrized tensor has the value that the model computes with."""
+    state = {
+        _plain_name(name): tensor for name, tensor in model.state_dict().items() if ".parametrizations." not in name
+    }
+    for name, module in plain_modules(model).items():
+        if parametrize.is_parametrized(module):
+            for tensor in module.parametrizations:  # type: ignore[union-attr]
+                state[f"{name}.{tensor}"] = getattr(module, tensor).detach()
+    return state
+
+
+def check_modules(model: Network) -> str | None:
+    """Raise WeightsError if the file would load as other modules; return the name of a module with forward hooks."""
+    actual, expected = plain_modules(model), plain_modules(build_on_meta(model.config))
+    for name in [*actual, *(name for name in expected if name not in actual)]:
+        ours = parametrize.type_before_parametrizations(actual[name]) if name in actual else None
+        loaded = type(expected[name]) if name in expected else None
+        if ours is not loaded or (ours is not None and "forward" in vars(actual[name])):
+            raise WeightsError(
+                f"Cannot save this model: {name or 'the model itself'} is {_kind(ours)}, but the file would load it as "
+                f"{_kind(loaded)}.",
+                hint="Replace the module, or save the weights alone with torch.save(model.state_dict(), path).",
+            )
+    hooked = (name for name, module in actual.items() if module._forward_hooks or module._forward_pre_hooks)
+    return next(hooked, None)
+
+
+def _kind(module: type | None) -> str:
+    return "missing" if module is None else f"{module.__module__}.{module.__qualname__}"
+
+
+def check_state(model: Network, state: dict[str, Tensor]) -> None:
+    """Raise WeightsError unless the tensors match the config and are finite."""
     if any(tensor.is_meta for tensor in state.values()):
-        raise WeightsError("The model has no numbers yet: it was built on the meta device.")
-    expected = shapes_of(build_without_memory(model.config))
+        raise WeightsError("The model is on the meta device, so it has no weights to save.")
+    expected = {name: tuple(tensor.shape) for name, tensor in build_on_meta(model.config).state_dict().items()}
     for name in expected.keys() | state.keys():
-        if name not in state or name not in expected or tuple(state[name].shape) != expected[name]:
-            seen = tuple(state[name].shape) if name in state else "missing"
-            raise WeightsError(f"The model is not what its config says: {name} is {seen}, not {expected.get(name)}.")
+        shape = tuple(state[name].shape) if name in state else None
+        if shape != expected.get(name):
+            raise WeightsError(
+                f"The model does not match its config: {name} has shape {shape}; expected {expected.get(name)}.",
+                hint="Change the config, too, or save the weights alone with torch.save(model.state_dict(), path).",
+            )
     for name, tensor in state.items():
         if tensor.is_floating_point() and tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
-            raise WeightsError(f"{name} holds numbers that are not finite; nothing was written.")
+            raise WeightsError(f"{name} contains NaN or Inf. Nothing was written.")
+
+
+def position_table(model: Network) -> Tensor | None:
+    """Return the table that fixed or factorized positions amount to, for dialects with learned tables only."""
+    if not isinstance(model, ViT) or model.config.position_at != "stem":
+        return None
+    if model.config.position not in ("learned-2d", "sincos-2d"):
+        return None
+    positions = model.positions[0]
+    like = next(iter(model.state_dict().values())).new_empty(0)
+    with torch.no_grad():
+        return torch.cat([positions.class_rows(like), positions.patch_rows(like)])  # type: ignore[operator]
+
+
+# ---- the file ----
 
 
 def check_target(path: Path, dialect: str) -> None:
-    allowed = _ENDINGS.get(dialect, (".safetensors", ".pth", ".pt", ".bin", ""))
-    ending = path.suffix if is_file(path) else ""
-    if ending not in allowed:
-        endings = " or ".join(ending or "nothing (a folder)" for ending in allowed)
-        raise WeightsError(f"{path} must end in {endings} for the {dialect} dialect.")
+    """Raise WeightsError if the dialect cannot be written to this path."""
+    allowed = _SUFFIXES.get(dialect, (".safetensors", ".pth", ".pt", ".bin", ""))
+    suffix = path.suffix if is_file_name(path) else ""
+    if suffix not in allowed:
+        suffixes = " or ".join(suffix or "nothing (a folder)" for suffix in allowed)
+        raise WeightsError(f"{path} must end in {suffixes} for the {dialect} dialect.")
     try:
-        if ending and path.is_dir():
-            raise WeightsError(f"{path} is a folder, and a file should be written there.")
-        if not ending and path.is_file():
-            raise WeightsError(f"{path} is a file, and a folder should be written there.")
+        if suffix and path.is_dir():
+            raise WeightsError(f"{path} is a folder; expected a file.")
+        if not suffix and path.is_file():
+            raise WeightsError(f"{path} is a file; expected a folder.")
     except (OSError, ValueError) as error:
-        raise WeightsError(f"{str(path)[:200]} cannot be written: {error}.") from error
+        raise WeightsError(f"Cannot write {str(path)[:200]}: {error}.") from error
+
+
+def find_losses(content: Content, path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return config fields that a reader of the file gets wrong, and other content that the file does not store."""
+    config = content.network
+    if isinstance(config, BiTConfig):
+        spec = plan_load(open_tensors(path), {}).spec
+        is_same = spec.config.image_hw == config.image_hw
+        return {} if is_same else {"image_size": config.image_hw}, list(_lost_content(spec, content))
+    spec, options = _read_back(config, path)
+    for name in (entry.name for entry in fields(ViTConfig)):
+        ours, theirs = _comparable(config, name), _comparable(spec.vit, name)
+        if name not in (*_TRAINING_FIELDS, "position_grid") and ours != theirs and not _is_baked(name, config):
+            options[name] = ours
+    return options, list(_lost_content(spec, content))
+
+
+def _read_back(config: ViTConfig, path: Path) -> tuple[ModelSpec, dict[str, Any]]:
+    """Return the model in a written file, and the options without which it cannot be read."""
+    heads, grid = {"heads": config.heads}, {"position_grid": config.table_grid}
+    for options in ({}, heads, heads | grid):
+        try:
+            return plan_load(open_tensors(path), options).spec, dict(options)
+        except WeightsError as error:
+            failure = error
+    raise WeightsError(f"vitral wrote {path}, but cannot read it: {failure}") from failure
+
+
+def _lost_content(spec: ModelSpec, content: Content) -> Iterator[str]:
+    if spec.labels != content.labels:
+        yield "labels"
+    if content.multi_label and not spec.multi_label:
+        yield "multi-label flag (several labels per image)"
+    if spec.preprocess != content.preprocess:
+        yield "preprocessing"
+
+
+def _comparable(config: ViTConfig, name: str) -> Any:
+    """Return a field in one spelling."""
+    pairs = {"class_token": config.has_class_token, "image_size": config.image_hw, "patch_size": config.patch_hw}
+    return pairs.get(name, getattr(config, name))
+
+
+def _is_baked(name: str, config: ViTConfig) -> bool:
+    """Return whether the positions were written as the table that they amount to."""
+    return name == "position" and config.position in ("none", "learned-2d", "sincos-2d")

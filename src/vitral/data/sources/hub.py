@@ -1,139 +1,89 @@
-"""hf:owner/name: a dataset of the Hugging Face hub that is stored as Parquet, from its server or from the cache.
+"""Open hf:owner/name: a Hugging Face dataset that is stored as Parquet, from the hub or from its cache.
 
-Nothing is downloaded without saying what, how large and where to. What is in the cache is all there is when offline.
+Before a download, vitral prints the files, their size and the target folder. Offline, only the cache is used.
 """
 
 import re
-import sys
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from vitral.data.dataset import SPLITS, DatasetIndex, named_split
-from vitral.data.sources.table import Row, build, read_parquet
-from vitral.errors import DataError, first_line, missing_package
+from vitral.data.dataset import SPLIT_NAMES, DatasetIndex, split_from_name
+from vitral.data.sources.table import Row, build_index, read_parquet
+from vitral.errors import DataError
+from vitral.weights.hub import HubUnreachableError, Repository
 
 
-def open_hub(words: str, *, labelled: bool = True) -> DatasetIndex:
-    """``owner/name``; ``owner/name@revision``; ``owner/name/folder`` where a repository holds several datasets."""
-    address, _, revision = words.partition("@")
-    owner, name, folder = (*address.split("/", 2), "", "")[:3]
-    if not owner or not name:
-        raise DataError(f"hf:{words} is no dataset of the hub.", hint="It should be hf:owner/name.")
-    files = fetch(f"{owner}/{name}", revision or None, folder)
+def open_hub(name: str, *, labeled: bool = True) -> DatasetIndex:
+    """Return the index of owner/name, owner/name@revision, or owner/name/folder (one of several datasets)."""
+    address, _, revision = name.partition("@")
+    owner, dataset, folder = (*address.split("/", 2), "", "")[:3]
+    if not owner or not dataset:
+        raise DataError(f"hf:{name} is not the name of a dataset.", hint="Use hf:owner/name.")
+    files = fetch(f"{owner}/{dataset}", revision or None, folder)
     rows: list[Row] = []
     classes: list[str] | None = None
-    for place, local in files.items():
-        found, told = read_parquet(local, find_split(place), key=place.removesuffix(".parquet"), labelled=labelled)
-        rows += found
-        classes = classes or told
-    return build(folder.rpartition("/")[2] or name, rows, classes)
+    for path, local in files.items():
+        file_rows, names = read_parquet(local, find_split(path), key=path.removesuffix(".parquet"), labeled=labeled)
+        rows += file_rows
+        classes = classes or names
+    return build_index(folder.rpartition("/")[2] or dataset, rows, classes)
 
 
-def fetch(repository: str, revision: str | None, folder: str) -> dict[str, Path]:
-    """The Parquet files of a dataset: place in the repository and local path, in the order of their names."""
+def fetch(name: str, revision: str | None, folder: str) -> dict[str, Path]:
+    """Download the Parquet files of a dataset. Return their local paths by path in the repository, sorted by name."""
+    repository = Repository(name=name, revision=revision, kind="dataset")
     try:
-        from huggingface_hub import constants, errors, hf_hub_download, try_to_load_from_cache
-    except ImportError:
-        raise missing_package("huggingface_hub", "hub", f"hf:{repository}") from None
-    try:
-        sizes = _list_files(repository, revision)
-    except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage]
-        return _from_cache(repository, revision, folder, error)
-    chosen = choose_files(repository, sizes, folder)
-    cached = {place: try_to_load_from_cache(repository, place, None, revision, "dataset") for place in chosen}
-    if missing := [place for place, path in cached.items() if not isinstance(path, str)]:
-        size = sum(sizes[place] for place in missing) / 1e6
-        words = f"{len(missing)} files" if len(missing) > 1 else missing[0]
-        line = f"hf:{repository}: downloading {words} ({size:,.1f} MB) to {constants.HF_HUB_CACHE}"
-        print(line, file=sys.stderr, flush=True)
-    try:
-        return {
-            place: Path(hf_hub_download(repository, place, revision=revision, repo_type="dataset")) for place in chosen
-        }
-    except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage]
-        raise DataError(
-            f"hf:{repository} could not be downloaded: {first_line(error)}.",
-            hint="What came is kept: try again. A gated dataset needs `hf auth login`.",
-        ) from error
+        sizes = repository.list_files()
+    except HubUnreachableError as error:
+        return _from_cache(repository, folder, error)
+    return repository.download({path: sizes[path] for path in choose_files(name, sizes, folder)})
 
 
-def _list_files(repository: str, revision: str | None) -> dict[str, int]:
-    """Every file and its size."""
-    from huggingface_hub import HfApi, errors
-
-    try:
-        info = HfApi().dataset_info(repository, revision=revision, files_metadata=True)
-    except errors.RevisionNotFoundError as error:
-        raise DataError(f"The dataset {repository} has no revision {revision}.") from error
-    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        raise DataError(
-            f"There is no public dataset {repository} on the Hugging Face hub.",
-            hint="Check the name; a private or gated one needs `hf auth login`.",
-        ) from error
-    return {file.rfilename: file.size or 0 for file in info.siblings or ()}
-
-
-def _from_cache(repository: str, revision: str | None, folder: str, error: Exception) -> dict[str, Path]:
-    from huggingface_hub import constants, snapshot_download
-
-    try:
-        home = Path(
-            snapshot_download(
-                repository,
-                repo_type="dataset",
-                revision=revision,
-                local_files_only=True,
-                cache_dir=constants.HF_HUB_CACHE,
-            )
-        )
-    except Exception:  # it is not there, which the hub says in several ways
-        raise DataError(
-            f"hf:{repository} is not in the cache, and the hub cannot be reached: {first_line(error)}.",
-            hint="Connect and try again, or give a folder.",
-        ) from error
-    there = [path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()]
-    chosen = choose_files(repository, there, folder)
+def _from_cache(repository: Repository, folder: str, reason: HubUnreachableError) -> dict[str, Path]:
+    home = repository.cached_folder(reason)
+    cached = [path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()]
+    chosen = choose_files(repository.name, cached, folder)
     if missing := missing_shards(chosen):
         raise DataError(
-            f"Only a part of hf:{repository} is in the cache ({missing[0]} is not), and the hub cannot be reached: "
-            f"{first_line(error)}.",
+            f"hf:{repository.name} is only partly in the cache ({missing[0]} is missing), and the hub is unreachable: "
+            f"{reason}.",
             hint="Connect and try again.",
-        ) from error
-    return {place: home / place for place in chosen}
+        ) from reason
+    return {path: home / path for path in chosen}
 
 
-def choose_files(repository: str, places: Iterable[str], folder: str = "") -> list[str]:
-    """The Parquet files of one dataset, in the order of their names."""
-    found = sorted(place for place in places if place.endswith(".parquet"))
-    inside = [place for place in found if place.startswith(f"{folder}/")] if folder else found
+def choose_files(repository: str, paths: Iterable[str], folder: str = "") -> list[str]:
+    """Return the Parquet files of one dataset, sorted by name."""
+    tables = sorted(path for path in paths if path.endswith(".parquet"))
+    inside = [path for path in tables if path.startswith(f"{folder}/")] if folder else tables
     if not inside:
-        what = f"no Parquet files in {folder}/" if found else "no Parquet files"
-        raise DataError(f"hf:{repository} holds {what}.", hint="Download it and give its folder.")
-    homes = sorted({_home(place) for place in inside})
+        where = f" in {folder}/" if tables else ""
+        raise DataError(f"hf:{repository} has no Parquet files{where}.", hint="Download it and pass its folder.")
+    homes = sorted({_home(path) for path in inside})
     if len(homes) > 1:
         raise DataError(
-            f"hf:{repository} holds several datasets: {', '.join(home or 'the one at the top' for home in homes[:8])}.",
+            f"hf:{repository} has several datasets: {', '.join(home or 'the top folder' for home in homes[:8])}.",
             hint=f"Choose one: hf:{repository}/{homes[-1]}",
         )
     return inside
 
 
-def _home(place: str) -> str:
-    """The folder of a file, without folders that are a split."""
-    return "/".join(part for part in PurePosixPath(place).parent.parts if part.lower() not in SPLITS)
+def _home(path: str) -> str:
+    """Return the folder of a file, without folders that are a split."""
+    return "/".join(part for part in PurePosixPath(path).parent.parts if part.lower() not in SPLIT_NAMES)
 
 
-def find_split(place: str) -> str:
-    """train-00000-of-00002.parquet, test/0000.parquet: by a word of its name, else of the nearest folder with one."""
-    return next((split for part in reversed(PurePosixPath(place).parts) if (split := named_split(part))), "train")
+def find_split(path: str) -> str:
+    """Return the split that the file name contains, or else the nearest folder: test/0000.parquet is test."""
+    return next((split for part in reversed(PurePosixPath(path).parts) if (split := split_from_name(part))), "train")
 
 
-def missing_shards(places: Iterable[str]) -> list[str]:
-    """Of files that are numbered as 00000-of-00004, those that are not there."""
-    places, expected = set(places), set()
-    for place in places:
-        if number := re.search(r"-(\d+)-of-(\d+)(?=\.)", place):
+def missing_shards(paths: Iterable[str]) -> list[str]:
+    """Return the files that are missing from series such as 00000-of-00004."""
+    paths, expected = set(paths), set()
+    for path in paths:
+        if number := re.search(r"-(\d+)-of-(\d+)(?=\.)", path):
             digits, count = len(number[1]), int(number[2])
-            head, tail = place[: number.start()], place[number.end() :]
+            head, tail = path[: number.start()], path[number.end() :]
             expected |= {f"{head}-{index:0{digits}d}-of-{number[2]}{tail}" for index in range(min(count, 100_000))}
-    return sorted(expected - places)
+    return sorted(expected - paths)

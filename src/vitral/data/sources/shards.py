@@ -1,5 +1,7 @@
-"""Tar shards, as WebDataset writes them: members KEY.jpg and KEY.cls. They are indexed once and read in place; nothing
-is extracted, and names serve as keys only."""
+"""Open tar shards, as WebDataset writes them: members KEY.jpg and KEY.cls.
+
+Shards are indexed once and read in place. Nothing is extracted, and member names serve as keys only.
+"""
 
 import json
 import os
@@ -12,19 +14,29 @@ from itertools import product
 from math import prod
 from pathlib import Path
 
-from vitral.data.dataset import NO_LABEL, DatasetIndex, Item, TarSource, counted_reasons, named_split
-from vitral.data.decode import SUFFIXES
+from vitral.data.dataset import NO_LABEL, DatasetIndex, Item, TarSource, split_from_name, summarize_reasons
+from vitral.data.headers import SUFFIXES
 from vitral.errors import DataError
 from vitral.files import as_text
 
-_LARGEST_LABEL = 64 * 1024
-MOST_CLASSES = 100_000
-MOST_SHARDS = 100_000
+MAX_CLASSES = 100_000
+MAX_SHARDS = 100_000
+MAX_LABEL_BYTES = 64 * 1024
 Label = str | int | tuple[int, ...]
+_CLASSES_HINT = "Write one class name per line, for the indices 0, 1, 2, ..."
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """An image of a shard with its label as written."""
+
+    key: str
+    label: Label
+    source: TarSource
 
 
 def expand_braces(pattern: str) -> list[Path]:
-    """train-{000..009}.tar and {train,val}-0.tar, as shells have it."""
+    """Return the files that a pattern such as train-{000..009}.tar or {train,val}-0.tar names, as shells expand it."""
     choices: list[list[str] | range] = []
     widths = []
     for part in re.split(r"(\{[^{}]*\})", pattern):
@@ -34,170 +46,198 @@ def expand_braces(pattern: str) -> list[Path]:
             choices.append(range(int(numbers[1]), int(numbers[2]) + 1))
         else:
             choices.append(part[1:-1].split(",") if part.startswith("{") else [part])
-    if not 0 < (number := prod(map(len, choices))) <= MOST_SHARDS:
-        raise DataError(f"{pattern} stands for {number:,} shards; it may be 1 to {MOST_SHARDS:,}.")
-    named = [
+    if not 0 < (count := prod(map(len, choices))) <= MAX_SHARDS:
+        raise DataError(f"{pattern} names {count:,} shards (expected 1 to {MAX_SHARDS:,}).")
+    names = [
         "".join(str(word).zfill(width) for word, width in zip(words, widths, strict=True))
         for words in product(*choices)
     ]
-    paths = [Path(os.path.expanduser(name)) for name in named]
+    paths = [Path(os.path.expanduser(name)) for name in names]
     if missing := [path for path in paths if not path.is_file()]:
-        raise DataError(
-            f"There is no shard {missing[0]}{f' (and {len(missing) - 1} more)' if len(missing) > 1 else ''}."
-        )
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise DataError(f"Shards not found: {missing[0]}{more}.")
     return paths
 
 
-def open_shards(paths: Iterable[Path], folder: Path | None = None, *, labelled: bool = True) -> DatasetIndex:
-    """All shards of a dataset; a word of their names tells the split."""
-    found: dict[str, list[tuple[str, Label, TarSource]]] = {}
-    skipped: dict[str, str] = {}
-    notes: list[str] = []
+def open_shards(paths: Iterable[Path], folder: Path | None = None, *, labeled: bool = True) -> DatasetIndex:
+    """Return the index of all shards of a dataset; a word in the name of each shard is its split."""
     paths = list(paths)
-    named = {path: named_split(path.name) for path in paths}
-    if folder is None and len(set(named.values())) == 1:
-        named = dict.fromkeys(paths)  # shards that somebody chose are what is asked for, whatever they are called
-    if any(named.values()) and (unnamed := [path.name for path, split in named.items() if split is None]):
-        more = f" and {len(unnamed) - 1} more" if len(unnamed) > 1 else ""
-        notes.append(f"Taken for training, as the name says no split: {as_text(unnamed[0])}{more}.")
-    for path in paths:
-        found.setdefault(named[path] or "train", []).extend(_read_index(path, skipped, notes, labelled))
-    home = paths[0].parent
-    classes = () if not labelled else _classes(home, {label for rows in found.values() for _, label, _ in rows})
-    numbers = {name: index for index, name in enumerate(classes)}
+    home, skipped, notes = paths[0].parent, {}, []
+    samples: dict[str, list[Sample]] = {}
+    for path, split in _find_splits(paths, folder, notes).items():
+        samples.setdefault(split, []).extend(_read_shard(path, skipped, notes, labeled))
+    if labeled:
+        _check_one_kind(home, [sample for members in samples.values() for sample in members])
+    labels = {sample.label for members in samples.values() for sample in members}
+    classes = _find_classes(home, labels) if labeled else ()
+    index_of = {name: index for index, name in enumerate(classes)}
     splits: dict[str, tuple[Item, ...]] = {}
-    for split, rows in found.items():
+    for split, members in samples.items():
         items = []
-        for key, label, source in rows:
-            number = numbers.get(label, -1) if isinstance(label, str) else label
-            parts = number if isinstance(number, tuple) else [number]
-            if not labelled or all(0 <= part < len(classes) for part in parts):
-                items.append(Item(key, number, source))
+        for sample in members:
+            label = index_of.get(sample.label, -1) if isinstance(sample.label, str) else sample.label
+            indices = label if isinstance(label, tuple) else [label]
+            if not labeled or all(0 <= index < len(classes) for index in indices):
+                items.append(Item(sample.key, label, sample.source))
             else:
-                skipped[key] = f"label {label!r} is none of the {len(classes)} classes"
+                skipped[sample.key] = f"label {sample.label!r} is not one of the {len(classes)} classes"
         splits[split] = tuple(items)
     if not any(splits.values()):
         reason = f" ({next(iter(skipped.values()))})" if skipped else ""
         raise DataError(
-            f"The shards in {home} hold no picture with a label{reason}.", hint="Members are KEY.jpg and KEY.cls."
+            f"The shards in {home} have no image with a label{reason}.", hint="Name the members KEY.jpg and KEY.cls."
         )
     if skipped:
-        notes.append(f"Members that were left out: {counted_reasons(skipped)}.")
-    name = folder.resolve().name if folder else paths[0].stem
-    multi = any(isinstance(item.label, tuple) for items in splits.values() for item in items)
+        notes.append(f"Skipped members: {summarize_reasons(skipped)}.")
     return DatasetIndex(
-        name=as_text(name), classes=classes, splits=splits, notes=tuple(notes), skipped=skipped, multi_label=multi
+        name=as_text(folder.resolve().name if folder else paths[0].stem),
+        classes=classes,
+        splits=splits,
+        notes=tuple(notes),
+        skipped=skipped,
+        multi_label=any(isinstance(item.label, tuple) for items in splits.values() for item in items),
     )
 
 
-def _classes(folder: Path, labels: set[Label]) -> tuple[str, ...]:
+def _find_splits(paths: list[Path], folder: Path | None, notes: list[str]) -> dict[Path, str]:
+    names = {path: split_from_name(path.name) for path in paths}
+    if folder is None and len(set(names.values())) == 1:
+        return dict.fromkeys(paths, "train")  # shards that somebody names are the training data, whatever their names
+    if any(names.values()) and (unnamed := [path.name for path, split in names.items() if split is None]):
+        more = f" and {len(unnamed) - 1} more" if len(unnamed) > 1 else ""
+        notes.append(f"Used for training, because the name contains no split: {as_text(unnamed[0])}{more}.")
+    return {path: split or "train" for path, split in names.items()}
+
+
+# ---- classes ----
+
+
+def _check_one_kind(home: Path, samples: Iterable[Sample]) -> None:
+    """Raise DataError if some labels are names and others are indices: 0 could be either."""
+    examples: dict[bool, Sample] = {}
+    for sample in samples:
+        examples.setdefault(isinstance(sample.label, str), sample)
+    if len(examples) == 2:
+        name, index = examples[True], examples[False]
+        raise DataError(
+            f"The labels of the shards in {home} mix names and indices (got {name.label!r} for {name.key} and "
+            f"{index.label!r} for {index.key}; expected one kind).",
+            hint="Write class names, or zero-based class indices, for all images.",
+        )
+
+
+def _find_classes(folder: Path, labels: set[Label]) -> tuple[str, ...]:
+    """Return the classes in classes.txt, or else the names that occur, or one class per index up to the largest."""
     listed = folder / "classes.txt"
     if listed.is_file():
         return _read_classes(listed)
     names = sorted(label for label in labels if isinstance(label, str))
     if names:
         return tuple(names)
-    numbers = [label for label in labels if isinstance(label, int)]
-    numbers += [number for label in labels if isinstance(label, tuple) for number in label]
-    # One class for each number up to the largest.
-    sensible = [number for number in numbers if 0 <= number < MOST_CLASSES]
-    return tuple(str(number) for number in range(max(sensible, default=-1) + 1))
+    indices = [label for label in labels if isinstance(label, int)]
+    indices += [index for label in labels if isinstance(label, tuple) for index in label]
+    usable = [index for index in indices if 0 <= index < MAX_CLASSES]
+    return tuple(str(index) for index in range(max(usable, default=-1) + 1))
 
 
 def _read_classes(listed: Path) -> tuple[str, ...]:
     try:
         lines = listed.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
-        raise DataError(f"{listed} is no text in UTF-8: {error}.") from error
+        raise DataError(f"{listed} is not UTF-8 text: {error}.") from error
     names = [line.strip() for line in lines]
     while names and not names[-1]:
         names.pop()
     if "" in names:
-        raise DataError(
-            f"Line {names.index('') + 1} of {listed} is empty.", hint="Line by line, it is the names of 0, 1, 2."
-        )
-    if twice := [name for name, number in Counter(names).items() if number > 1]:
-        raise DataError(
-            f"{listed} names a class twice: {', '.join(twice[:5])}.", hint="Line by line, it is the names of 0, 1, 2."
-        )
+        raise DataError(f"Line {names.index('') + 1} of {listed} is empty.", hint=_CLASSES_HINT)
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"{listed} repeats a class: {', '.join(repeated[:5])}.", hint=_CLASSES_HINT)
     return tuple(names)
 
 
+# ---- one shard ----
+
+
 @dataclass
-class _Index:
-    """What is in one shard."""
+class _ShardIndex:
+    """Collect the images and labels of one shard."""
 
     path: Path
     skipped: dict[str, str]
-    pictures: dict[str, TarSource] = field(default_factory=dict)
+    images: dict[str, TarSource] = field(default_factory=dict)
     labels: dict[str, Label] = field(default_factory=dict)
-    names: set[str] = field(default_factory=set)
+    label_names: set[str] = field(default_factory=set)
     compound: dict[str, tarfile.TarInfo] = field(default_factory=dict)
-    """Pictures with a word between key and ending."""
+    """Images with a word between key and suffix: KEY.depth.png."""
 
-    def take(self, shard: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-        """Its key is the path up to the first dot of the last part, as in WebDataset."""
-        folder, slash, last = member.name.rpartition("/")
-        stem, _, ending = last.partition(".")
+    def add(self, shard: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        """Index one member. Its key is the path up to the first dot of the file name, as in WebDataset."""
+        folder, slash, file_name = member.name.rpartition("/")
+        stem, _, suffix = file_name.partition(".")
         key = folder + slash + stem
         parts = member.name.replace("\\", "/").split("/")
         if not member.isreg() or member.issparse() or ".." in parts or member.name.startswith("/"):
-            self.skip(member, "no plain file inside the shard")
-        elif f".{ending.lower()}".endswith(SUFFIXES):
-            is_plain = f".{ending.lower()}" in SUFFIXES  # KEY.jpg rather than KEY.depth.png, whichever comes first
-            if key in self.pictures and not (is_plain and key in self.compound):
-                self.skip(member, "there is another picture of the same key before it")
-                return
-            if key in self.compound:
-                self.skip(self.compound.pop(key), "there is another picture of the same key, without a word between")
-            if not is_plain:
-                self.compound[key] = member
-            self.pictures[key] = TarSource(str(self.path), member.offset_data, member.size)
-        elif ending in ("cls", "json") and member.size <= _LARGEST_LABEL:
-            if member.name in self.names:
-                self.skip(member, "there is another label of the same name before it")
-                return
-            self.names.add(member.name)
-            stream = shard.extractfile(member)
-            label = _parse_label(stream.read() if stream else b"", ending)
-            if label is not None:
-                self.labels.setdefault(key, label)
+            self.skip(member, "not a plain file inside the shard")
+        elif f".{suffix.lower()}".endswith(SUFFIXES):
+            self._add_image(member, key, is_plain=f".{suffix.lower()}" in SUFFIXES)
+        elif suffix in ("cls", "json") and member.size <= MAX_LABEL_BYTES:
+            self._add_label(shard, member, key, suffix)
+
+    def _add_image(self, member: tarfile.TarInfo, key: str, *, is_plain: bool) -> None:
+        """Add an image, preferring KEY.jpg to KEY.depth.png, whichever comes first."""
+        if key in self.images and not (is_plain and key in self.compound):
+            self.skip(member, "an earlier image has the same key")
+            return
+        if key in self.compound:
+            self.skip(self.compound.pop(key), "another image has the same key and a plain name")
+        if not is_plain:
+            self.compound[key] = member
+        self.images[key] = TarSource(str(self.path), member.offset_data, member.size)
+
+    def _add_label(self, shard: tarfile.TarFile, member: tarfile.TarInfo, key: str, suffix: str) -> None:
+        if member.name in self.label_names:
+            self.skip(member, "an earlier label has the same name")
+            return
+        self.label_names.add(member.name)
+        stream = shard.extractfile(member)
+        label = _parse_label(stream.read() if stream else b"", suffix)
+        if label is not None:
+            self.labels.setdefault(key, label)
 
     def skip(self, member: tarfile.TarInfo, reason: str) -> None:
         self.skipped[as_text(f"{self.path.stem}/{member.name[:100]}")] = reason
 
 
-def _read_index(
-    path: Path, skipped: dict[str, str], notes: list[str], labelled: bool
-) -> list[tuple[str, Label, TarSource]]:
-    index = _Index(path, skipped)
+def _read_shard(path: Path, skipped: dict[str, str], notes: list[str], labeled: bool) -> list[Sample]:
+    index = _ShardIndex(path, skipped)
     try:
         with tarfile.open(path, "r:") as shard:
             for member in shard:
-                if member.size < 0:  # which would bring the reader back to the same member for ever
+                if member.size < 0:  # forged: the reader would return to the same member again and again
                     raise tarfile.ReadError(f"{member.name} has {member.size} bytes")
                 if not member.isdir():
-                    index.take(shard, member)
+                    index.add(shard, member)
     except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError, RecursionError) as error:
-        if not index.pictures:
-            raise DataError(f"{path} is no tar shard: {error}.") from error
-        notes.append(f"{as_text(path.name)} is cut off; the {len(index.pictures)} pictures before that are used.")
-    keys = {key: as_text(f"{path.stem}/{key}") for key in index.pictures}
-    if not labelled:
-        return [(keys[key], NO_LABEL, source) for key, source in index.pictures.items()]
-    skipped |= {keys[key]: "no usable label beside it" for key in index.pictures.keys() - index.labels.keys()}
-    return [(keys[key], index.labels[key], source) for key, source in index.pictures.items() if key in index.labels]
+        if not index.images:
+            raise DataError(f"{path} is not a tar shard: {error}.") from error
+        notes.append(f"{as_text(path.name)} is cut off; the {len(index.images)} images before that are used.")
+    keys = {key: as_text(f"{path.stem}/{key}") for key in index.images}
+    if not labeled:
+        return [Sample(keys[key], NO_LABEL, source) for key, source in index.images.items()]
+    skipped |= {keys[key]: "no usable label" for key in index.images.keys() - index.labels.keys()}
+    return [Sample(keys[key], index.labels[key], source) for key, source in index.images.items() if key in index.labels]
 
 
-def _parse_label(content: bytes, ending: str) -> Label | None:
+def _parse_label(content: bytes, suffix: str) -> Label | None:
+    """Return a class name, an index or a list of indices, or None if the content is none of these."""
     try:
         text = content.decode("utf-8").strip()
-        if ending == "cls":
+        if suffix == "cls":
             return int(text) if re.fullmatch(r"-?\d+", text) else text or None
-        told = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    label = told.get("label", told.get("cls")) if isinstance(told, dict) else told
+    label = value.get("label", value.get("cls")) if isinstance(value, dict) else value
     if isinstance(label, list):
-        return tuple(sorted(set(label))) if all(type(number) is int for number in label) else None
+        return tuple(sorted(set(label))) if all(type(index) is int for index in label) else None
     return as_text(label) if isinstance(label, str) and label else label if type(label) is int else None

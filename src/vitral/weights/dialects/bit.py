@@ -1,6 +1,6 @@
-"""BiT's npz files (github.com/google-research/big_transfer), and the names that timm has for the same network.
+"""BiT's npz files (github.com/google-research/big_transfer), and timm's names for the same network.
 
-The files say nothing about the size of the pictures; the network takes any.
+The files do not state an image size; the network takes any.
 """
 
 import re
@@ -10,64 +10,65 @@ from pathlib import Path
 
 from vitral.errors import WeightsError
 from vitral.model.bit_config import BiTConfig
-from vitral.weights.checkpoint import google_preprocess
 from vitral.weights.dialects.content import Content
-from vitral.weights.dialects.draft import Asked, Draft
+from vitral.weights.dialects.plan import LoadPlan, ModelSpec, Overrides, as_size, google_preprocess
 from vitral.weights.dialects.rules import HEIGHT_WIDTH_IN_OUT, VECTOR, Layout, Rule, pair, rule
-from vitral.weights.dialects.shapes import one_or_two
-from vitral.weights.dialects.timm_json import read_config_json, told_preprocess
+from vitral.weights.dialects.shapes import count_units, width_factor
+from vitral.weights.dialects.timm_config import read_config_json, stated_preprocess
 from vitral.weights.formats.npz import write_npz
 from vitral.weights.formats.tensor_file import TensorFile
 
 _ROOT = re.compile(r"(?P<prefix>.*?)root_block/standardized_conv2d(_\d+)?/kernel")
 _TIMM_ROOT = "stem.conv.weight"
-SIZE = "image_size=224: the file does not tell, and the network takes any"
-PREPROCESS = "preprocessing: mean and std 0.5, squashed to the size, as BiT's own code has it"
+SIZE = "image_size=224: the file does not state it, and the network takes any"
+PREPROCESS = "preprocessing: mean and std 0.5, squash to the size, as in BiT's code"
 _CELL = Layout(read=lambda x: x.flatten(1), write=lambda x: x[:, :, None, None])
-"""A matrix, as a convolution of one pixel."""
+"""A matrix, stored as a 1x1 convolution."""
 
 
-def recognise(file: TensorFile) -> bool:
+def recognizes(file: TensorFile) -> bool:
+    """Return whether the file has BiT's root convolution, under Google's name or timm's."""
     return any(map(_ROOT.fullmatch, file.shapes)) or (
         _TIMM_ROOT in file.shapes and "stages.0.blocks.0.conv3.weight" in file.shapes and "norm.weight" in file.shapes
     )
 
 
-def read(file: TensorFile, asked: Asked) -> Draft:
+def plan(file: TensorFile, overrides: Overrides) -> LoadPlan:
+    """Return the plan for a BiT."""
     if _TIMM_ROOT in file.shapes:
-        return read_timm(file)
+        return plan_timm(file)
     prefix = next(match["prefix"] for name in file.shapes if (match := _ROOT.fullmatch(name)))
-    config, found = find_google(file, prefix)
-    rules = list(google_rules(config, found, prefix))
-    preprocess = google_preprocess(config.image_hw)
+    config, names = infer_google(file, prefix)
     assumed = {"image_size": SIZE, "preprocess": PREPROCESS}
-    return Draft(dialect="bit", file=file, config=config, rules=rules, preprocess=preprocess, assumed=assumed)
+    spec = ModelSpec(config=config, preprocess=google_preprocess(config.image_hw), assumed=assumed)
+    return LoadPlan(dialect="bit", file=file, spec=spec, rules=list(google_rules(config, names, prefix)))
 
 
 def write(content: Content, path: Path) -> list[str]:
+    """Write Google's npz layout."""
     config = content.network
     if not isinstance(config, BiTConfig):
-        raise WeightsError("The bit layout holds BiTs, and this is a ViT.", hint="Use google for a ViT's npz.")
+        raise WeightsError("The bit dialect stores BiTs, and this model is a ViT.", hint="Use dialect='google'.")
     write_npz(content.renamed(google_rules(config, {}, "resnet/")), path)
     return []
 
 
-# ---- Google's ----
+# ---- Google's names ----
 
 
-def find_google(file: TensorFile, prefix: str) -> tuple[BiTConfig, dict[str, str]]:
-    """The network, and the names in the file by those without a number behind the layer."""
+def infer_google(file: TensorFile, prefix: str) -> tuple[BiTConfig, dict[str, str]]:
+    """Return the config, and the names in the file by their form without a number behind the layer."""
     names = {re.sub(r"(standardized_conv2d|group_norm|conv2d)_\d+/", r"\1/", name): name for name in file.shapes}
-    units: dict[int, set[str]] = {}
-    for name in names:
-        if match := re.match(rf"{re.escape(prefix)}block(\d+)/unit(\d+)/", name):
-            units.setdefault(int(match[1]), set()).add(match[2])
+    stages = count_units(names, rf"{re.escape(prefix)}block(\d+)/unit(\d+)/")
     root = file.shape(names[f"{prefix}root_block/standardized_conv2d/kernel"], 4)
     head = names.get(f"{prefix}head/conv2d/kernel")
-    return _config(file, [len(units[stage]) for stage in sorted(units)], root[2], root[3], head, last=3), names
+    classes = file.shape(head, 4)[3] if head else 0
+    return build_config(file, stages, channels=root[2], width=root[3], classes=classes), names
 
 
 def google_rules(config: BiTConfig, names: dict[str, str], prefix: str) -> Iterator[Rule]:
+    """Yield the rules of Google's names; ``names`` maps them to those with numbers in a particular file."""
+
     def their(name: str) -> str:
         return names.get(prefix + name, prefix + name)
 
@@ -79,58 +80,50 @@ def google_rules(config: BiTConfig, names: dict[str, str], prefix: str) -> Itera
         yield rule(f"{ours}.bias", their(f"{theirs}group_norm/beta"), VECTOR)
 
     yield convolution("root", "root_block")
-    for index, (stage, unit) in enumerate(_places(config)):
-        place = f"block{stage + 1}/unit{unit + 1:02d}"
-        for number, part in enumerate("abc", 1):
-            yield from norm(f"blocks.{index}.norm{number}", f"{place}/{part}/")
-            yield convolution(f"blocks.{index}.conv{number}", f"{place}/{part}")
+    for index, (stage, unit) in enumerate(_units(config)):
+        theirs = f"block{stage + 1}/unit{unit + 1:02d}"
+        for number, letter in enumerate("abc", 1):
+            yield from norm(f"blocks.{index}.norm{number}", f"{theirs}/{letter}/")
+            yield convolution(f"blocks.{index}.conv{number}", f"{theirs}/{letter}")
         if unit == 0:
-            yield convolution(f"blocks.{index}.shortcut", f"{place}/a/proj")
+            yield convolution(f"blocks.{index}.shortcut", f"{theirs}/a/proj")
     yield from norm("norm", "")
     if config.num_classes:
         yield rule("head.weight", their("head/conv2d/kernel"), HEIGHT_WIDTH_IN_OUT.then(_CELL))
         yield rule("head.bias", their("head/conv2d/bias"), VECTOR)
 
 
-# ---- timm's ----
+# ---- timm's names ----
 
 
-def read_timm(file: TensorFile) -> Draft:
-    """A config.json beside it tells the size, the preprocessing and the labels."""
-    told, config, assumed = read_config_json(file), find_timm(file), {"image_size": SIZE, "preprocess": PREPROCESS}
+def plan_timm(file: TensorFile) -> LoadPlan:
+    """Return the plan for timm's names; its config.json states size, preprocessing and labels."""
+    stated, assumed = read_config_json(file), {"image_size": SIZE, "preprocess": PREPROCESS}
+    config = infer_timm(file)
     preprocess = google_preprocess(config.image_hw)
-    if told.size is not None:
-        config = replace(config, image_size=one_or_two(told.size))
-        preprocess = replace(preprocess, size=told.size)
+    if stated.size is not None:
+        config = replace(config, image_size=as_size(stated.size))
+        preprocess = replace(preprocess, size=stated.size)
         del assumed["image_size"]
-    if (described := told_preprocess(config, told)) is not None:
+    if (described := stated_preprocess(config, stated)) is not None:
         preprocess = described
         del assumed["preprocess"]
-    rules = list(timm_rules(config))
-    return Draft(
-        dialect="timm",
-        file=file,
-        config=config,
-        rules=rules,
-        preprocess=preprocess,
-        labels=told.labels,
-        assumed=assumed,
-    )
+    spec = ModelSpec(config=config, preprocess=preprocess, labels=stated.labels, assumed=assumed)
+    return LoadPlan(dialect="timm", file=file, spec=spec, rules=list(timm_rules(config)))
 
 
-def find_timm(file: TensorFile) -> BiTConfig:
-    units: dict[int, set[str]] = {}
-    for name in file.shapes:
-        if match := re.match(r"stages\.(\d+)\.blocks\.(\d+)\.", name):
-            units.setdefault(int(match[1]), set()).add(match[2])
+def infer_timm(file: TensorFile) -> BiTConfig:
+    """Return the config that timm's names and shapes determine."""
+    stages = count_units(file.shapes, r"stages\.(\d+)\.blocks\.(\d+)\.")
     root = file.shape(_TIMM_ROOT, 4)
-    head = "head.fc.weight" if "head.fc.weight" in file.shapes else None
-    return _config(file, [len(units[stage]) for stage in sorted(units)], root[1], root[0], head, last=0)
+    classes = file.shape("head.fc.weight", 4)[0] if "head.fc.weight" in file.shapes else 0
+    return build_config(file, stages, channels=root[1], width=root[0], classes=classes)
 
 
 def timm_rules(config: BiTConfig) -> Iterator[Rule]:
+    """Yield the rules of timm's names."""
     yield rule("root.weight", _TIMM_ROOT)
-    for index, (stage, unit) in enumerate(_places(config)):
+    for index, (stage, unit) in enumerate(_units(config)):
         theirs = f"stages.{stage}.blocks.{unit}"
         for number in (1, 2, 3):
             yield from pair(f"blocks.{index}.norm{number}", f"{theirs}.norm{number}")
@@ -142,20 +135,23 @@ def timm_rules(config: BiTConfig) -> Iterator[Rule]:
         yield from pair("head", "head.fc", _CELL)
 
 
-def _config(
-    file: TensorFile, stages: list[int], channels: int, width: int, head: str | None, *, last: int
-) -> BiTConfig:
-    if len(stages) != 4 or width % 64:
-        raise WeightsError(f"{file.path} has {len(stages)} stages and a root of {width} channels, and no BiT has.")
+def build_config(file: TensorFile, stages: tuple[int, ...], *, channels: int, width: int, classes: int) -> BiTConfig:
+    """Return the config, or raise WeightsError for a ResNet that is not a BiT."""
+    if len(stages) != 4 or width % 32:
+        raise WeightsError(
+            f"{file.name} is not a BiT: it has {len(stages)} stages and {width} root channels (expected 4 stages and a "
+            "multiple of 32 channels)."
+        )
     return BiTConfig(
-        stages=tuple(stages),  # type: ignore[arg-type]
-        width_factor=width // 64,
+        stages=stages,  # type: ignore[arg-type]
+        width_factor=width_factor(width),  # type: ignore[arg-type]
         channels=channels,
-        num_classes=file.shape(head, 4)[last] if head else 0,
+        num_classes=classes,
     )
 
 
-def _places(config: BiTConfig) -> Iterator[tuple[int, int]]:
+def _units(config: BiTConfig) -> Iterator[tuple[int, int]]:
+    """Yield (stage, unit) of every residual unit."""
     for stage, units in enumerate(config.stages):
         for unit in range(units):
             yield stage, unit

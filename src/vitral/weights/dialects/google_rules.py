@@ -1,5 +1,8 @@
-"""What Google's npz files call each of our tensors, and how the numbers lie in them: kernels are (inputs, outputs), and
-heads have an axis of their own. Blocks are numbered in one of two ways, or all are in one array (Style)."""
+"""Map our tensor names to those of Google's npz files.
+
+Their kernels are (inputs, outputs), and heads have an axis of their own. Blocks use one of two numberings, or all
+blocks share one array (Style).
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,26 +31,27 @@ KERNEL = "embedding/kernel"
 
 @dataclass(frozen=True, kw_only=True)
 class Style:
-    """How this file says it."""
+    """One of Google's namings."""
 
     old_numbers: bool
-    """MultiHeadDotProductAttention_1, LayerNorm_2, MlpBlock_3, as before Flax's linen; else 0, 1, 0."""
+    """Number parts as MultiHeadDotProductAttention_1, LayerNorm_2, MlpBlock_3 (before Flax's linen), not as 0, 1, 0."""
     scanned: bool
-    """All blocks in one array with a leading axis."""
+    """Store all blocks in one array with a leading axis."""
     table: str | None
     class_row: bool
-    """Whether the table has a row for the class token."""
+    """The table has a row for the class token."""
     map_prefix: str = "MAPHead_0/"
     dialect: str = "google"
 
 
 def rules(config: ViTConfig, style: Style) -> Iterator[Rule]:
+    """Yield the rules of all tensors."""
     kernel = HEIGHT_WIDTH_IN_OUT.then(patches(config.patch_channels, config.patch_hw))
     yield rule("patches.project.weight", KERNEL, kernel)
     yield rule("patches.project.bias", "embedding/bias")
     yield from token_rules(config, style)
-    for part in _block(config, style):
-        yield from _for_all_blocks(part, config, style)
+    for block_rule in _block(config, style):
+        yield from _for_all_blocks(block_rule, config, style)
     yield from _norm("norm", "Transformer/encoder_norm")
     if config.pool == "map":
         yield from _map_head(config, style.map_prefix)
@@ -61,8 +65,9 @@ def rules(config: ViTConfig, style: Style) -> Iterator[Rule]:
 
 
 def token_rules(config: ViTConfig, style: Style) -> Iterator[Rule]:
+    """Yield the rules of class token and position table."""
     if config.has_class_token and style.table and not style.class_row:
-        layout = Layout(  # a zero row for the class token; on the way back its row goes into the token, exactly
+        layout = Layout(  # read a zero row for the class token; write its row into the token, which is exact
             read=lambda token, table: (token[0], torch.cat([torch.zeros_like(token[0]), table[0]])),
             write=lambda token, table: ((token + table[:1])[None], table[1:][None]),
         )
@@ -75,7 +80,7 @@ def token_rules(config: ViTConfig, style: Style) -> Iterator[Rule]:
 
 
 def _block(config: ViTConfig, style: Style) -> Iterator[Rule]:
-    """Those of one block, without what is ahead of the names in it."""
+    """Yield the rules of one block, with names relative to it."""
     attention, second, mlp = ("1", "2", "3") if style.old_numbers else ("0", "1", "0")
     yield from _norm("norm1", "LayerNorm_0", SAME)
     yield from _norm("norm2", f"LayerNorm_{second}", SAME)
@@ -84,25 +89,27 @@ def _block(config: ViTConfig, style: Style) -> Iterator[Rule]:
     yield from _mlp("mlp", f"MlpBlock_{mlp}")
 
 
-def _for_all_blocks(part: Rule, config: ViTConfig, style: Style) -> Iterator[Rule]:
-    names = tuple(f"blocks.{index}.{part.ours[0]}" for index in range(config.depth))
+def _for_all_blocks(block_rule: Rule, config: ViTConfig, style: Style) -> Iterator[Rule]:
+    """Yield the rule of one block for every block."""
+    names = tuple(f"blocks.{index}.{block_rule.ours[0]}" for index in range(config.depth))
     if style.scanned:
-        theirs = tuple(f"Transformer/encoderblock/{name}" for name in part.theirs)
-        yield rule(names, theirs, scanned(part.layout))
+        theirs = tuple(f"Transformer/encoderblock/{name}" for name in block_rule.theirs)
+        yield rule(names, theirs, scanned(block_rule.layout))
         return
     for index, name in enumerate(names):
-        yield rule(name, tuple(f"Transformer/encoderblock_{index}/{their}" for their in part.theirs), part.layout)
+        theirs = tuple(f"Transformer/encoderblock_{index}/{their}" for their in block_rule.theirs)
+        yield rule(name, theirs, block_rule.layout)
 
 
 def scanned(layout: Layout) -> Layout:
-    """A layout for each block, where their arrays hold all blocks along a first axis."""
+    """Return the layout of arrays that store all blocks along a first axis."""
 
     def write(*ours: Tensor) -> list[Tensor]:
         blocks = [layout.write(tensor) for tensor in ours]
         blocks = [(block,) if isinstance(block, Tensor) else block for block in blocks]
         return [torch.stack(arrays) for arrays in zip(*blocks, strict=True)]
 
-    return Layout(read=lambda *x: [layout.read(*parts) for parts in zip(*x, strict=True)], write=write)
+    return Layout(read=lambda *x: [layout.read(*arrays) for arrays in zip(*x, strict=True)], write=write)
 
 
 def _map_head(config: ViTConfig, prefix: str) -> Iterator[Rule]:
@@ -114,10 +121,10 @@ def _map_head(config: ViTConfig, prefix: str) -> Iterator[Rule]:
 
 
 def _attention(ours: str, theirs: str, projections: dict[str, tuple[str, ...]], heads: int) -> Iterator[Rule]:
-    for name, parts in projections.items():
-        kernels, biases = (tuple(f"{theirs}/{part}/{kind}" for part in parts) for kind in ("kernel", "bias"))
-        yield rule(f"{ours}.{name}.weight", kernels, heads_last(heads, len(parts)))
-        yield rule(f"{ours}.{name}.bias", biases, heads_bias(heads, len(parts)))
+    for ours_name, theirs_names in projections.items():
+        kernels, biases = (tuple(f"{theirs}/{name}/{kind}" for name in theirs_names) for kind in ("kernel", "bias"))
+        yield rule(f"{ours}.{ours_name}.weight", kernels, heads_last(heads, len(theirs_names)))
+        yield rule(f"{ours}.{ours_name}.bias", biases, heads_bias(heads, len(theirs_names)))
     yield rule(f"{ours}.to_out.weight", f"{theirs}/out/kernel", heads_first(heads))
     yield rule(f"{ours}.to_out.bias", f"{theirs}/out/bias")
 

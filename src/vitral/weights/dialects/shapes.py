@@ -1,128 +1,126 @@
-"""What names and shapes tell in every dialect, and how to find out what they do not: heads, and the grid of a table."""
+"""Infer config fields from names and shapes, and from tables of published models where shapes do not suffice."""
 
 import re
 from collections.abc import Iterable
 from math import isqrt
 from typing import Any
 
-from vitral.errors import WeightsError
+from vitral.errors import WeightsError, short_repr
 from vitral.model.sizes import SIZES
+from vitral.weights.dialects.plan import Overrides, Pair, as_pair, as_size
 from vitral.weights.formats.tensor_file import TensorFile
 
-Pair = tuple[int, int]
-"""Height before width, rows before columns."""
-
-# width, depth, mlp_width -> heads, of published networks that have no name here
-_ALSO_PUBLISHED = {
+# width, depth, mlp_width -> heads of published models that have no name in vitral
+_MORE_PUBLISHED_HEADS = {
     (512, 12, 2048): 8,  # big_vision's M
     (1152, 27, 4304): 16,  # So400m
     (1536, 40, 6144): 16,  # g-opt
     (1536, 48, 8192): 16,  # G-opt
     (1792, 56, 15360): 16,  # e
 }
-PUBLISHED_HEADS = {(width, depth, mlp): heads for width, depth, heads, mlp in SIZES.values()} | _ALSO_PUBLISHED
+PUBLISHED_HEADS = {(width, depth, mlp): heads for width, depth, heads, mlp in SIZES.values()} | _MORE_PUBLISHED_HEADS
 
 
 def guess_heads(width: int, depth: int, mlp_width: int) -> tuple[int, str]:
-    """Heads of a file that keeps queries, keys and values in one matrix, and where the number is from."""
+    """Return the number of heads where one matrix stores queries, keys and values, and the reason for it."""
     if heads := PUBLISHED_HEADS.get((width, depth, mlp_width)):
-        return heads, f"heads={heads}: of the published size with width {width}, depth {depth}, MLP width {mlp_width}"
+        size = f"width {width}, depth {depth}, MLP width {mlp_width}"
+        return heads, f"heads={heads}: as in the published model with {size}"
     if width % 64:
         raise WeightsError(
-            f"The file does not tell the number of heads, and width {width} is no multiple of 64 and of no published "
-            "size.",
-            hint="Say it: heads=...",
+            f"The file does not state the number of heads, and width {width} is neither a multiple of 64 nor that of a "
+            "published model.",
+            hint="Pass heads=...",
         )
-    return (
-        width // 64,
-        f"heads={width // 64}: 64 numbers a head, as the file does not tell and the size is not published",
-    )
+    return width // 64, f"heads={width // 64}: 64 channels per head; the file does not state it"
 
 
-def settle_heads(fields: dict[str, Any], told: int | None, asked: dict[str, Any], assumed: dict[str, str]) -> None:
-    """Adds ``heads``: asked for, else told by the file, else guessed, which is noted."""
-    if "heads" in asked:
-        fields["heads"] = asked["heads"]
-    elif told is not None:
-        if type(told) is not int or told < 1:
-            raise WeightsError(f"The file's own config says {told!r} heads, which is no number of heads.")
-        fields["heads"] = told
+def add_heads(fields: dict[str, Any], stated: object, overrides: Overrides, assumed: dict[str, str]) -> None:
+    """Add ``heads`` to the fields: from the caller, else as the file states, else guessed and noted as assumed."""
+    if "heads" in overrides:
+        fields["heads"] = overrides["heads"]
+    elif stated is not None:
+        if type(stated) is not int or stated < 1:
+            raise WeightsError(f"config.json states an invalid number of heads (got {short_repr(stated)}).")
+        fields["heads"] = stated
     else:
         fields["heads"], assumed["heads"] = guess_heads(fields["width"], fields["depth"], fields["mlp_width"])
 
 
 def count_layers(names: Iterable[str], before: str, after: str = ".") -> int:
-    """How many layers there are, by the number that names have between the two; they must be 0, 1, 2, ..."""
+    """Return the number of layers, from the numbers that names have between two texts; they must be 0, 1, 2, ..."""
     matches = (re.match(rf"{re.escape(before)}(\d+){re.escape(after)}", name) for name in names)
-    found = {int(match[1]) for match in matches if match}
-    if found != set(range(len(found))):
-        missing = next(index for index in range(len(found) + 1) if index not in found)
-        raise WeightsError(f"The file has {len(found)} layers up to number {max(found)}, but none numbered {missing}.")
-    return len(found)
+    numbers = {int(match[1]) for match in matches if match}
+    if numbers != set(range(len(numbers))):
+        missing = next(index for index in range(len(numbers) + 1) if index not in numbers)
+        raise WeightsError(f"The file has {len(numbers)} layers up to number {max(numbers)}, but no layer {missing}.")
+    return len(numbers)
 
 
-def find_sizes(file: TensorFile, kernel: str, layers: str, hidden: str) -> dict[str, Any]:
-    """The fields that the patch convolution and the layers' names and MLPs tell."""
-    width, channels, height, across = file.shape(f"{kernel}.weight", 4)
+def count_units(names: Iterable[str], pattern: str) -> tuple[int, ...]:
+    """Return the residual units per stage of a ResNet; the pattern's groups are stage and unit."""
+    units: dict[int, set[str]] = {}
+    for name in names:
+        if match := re.match(pattern, name):
+            units.setdefault(int(match[1]), set()).add(match[2])
+    return tuple(len(units[stage]) for stage in sorted(units))
+
+
+def width_factor(root_channels: int) -> int | float:
+    """Return the width factor of a ResNet from the output channels of its root convolution."""
+    return root_channels // 64 if root_channels % 64 == 0 else root_channels / 64
+
+
+def infer_sizes(file: TensorFile, kernel: str, layers: str, hidden: str) -> dict[str, Any]:
+    """Return the fields that the patch convolution, the layer names and an MLP determine."""
+    width, channels, patch_height, patch_width = file.shape(f"{kernel}.weight", 4)
     return dict(
         width=width,
         depth=count_layers(file.shapes, layers),
         mlp_width=file.shape(f"{layers}0.{hidden}.weight", 2)[0],
-        patch_size=one_or_two((height, across)),
+        patch_size=as_size((patch_height, patch_width)),
         channels=channels,
     )
 
 
 def is_square(rows: int) -> bool:
+    """Return whether so many patches can form a square grid."""
     return rows > 0 and isqrt(rows) ** 2 == rows
 
 
-def find_grid(
-    rows: int, ahead: tuple[int, ...], asked: dict[str, Any], step: Pair, told: Pair | None = None
+def infer_grid(
+    rows: int, token_rows: tuple[int, ...], overrides: Overrides, patch: Pair, stated: Pair | None = None
 ) -> tuple[Pair, int]:
-    """The grid of a table with this many rows, and how many of them come ahead of the patches.
+    """Return the grid of a position table, and how many of its rows belong to tokens ahead of the patches.
 
-    ``ahead`` holds the numbers that are possible, the likeliest first; ``step`` is the pixels of a patch. The grid that
-    the user or the file (``told``) tells is right; else a square number of patches is a square grid; else it must be
-    that of the asked image size."""
-    told, wanted = pair_of(asked.get("position_grid")) or told, asked_grid(asked, step)
-    for extras in ahead:
-        patches = rows - extras
-        if told:
-            if patches == told[0] * told[1]:
-                return told, extras
+    ``token_rows`` lists the possible numbers of such rows, the likeliest first; ``patch`` is the size of a patch in
+    pixels. A grid that the caller passes, or else the file states, decides. Otherwise the grid is square, or that of
+    the image size that the caller passes.
+    """
+    stated, requested = as_pair(overrides.get("position_grid")) or stated, requested_grid(overrides, patch)
+    for extra in token_rows:
+        patches = rows - extra
+        if stated:
+            if patches == stated[0] * stated[1]:
+                return stated, extra
         elif is_square(patches):
-            return (isqrt(patches), isqrt(patches)), extras
-        elif wanted and patches == wanted[0] * wanted[1]:
-            return wanted, extras
-    grid = told or wanted
+            return (isqrt(patches), isqrt(patches)), extra
+        elif requested and patches == requested[0] * requested[1]:
+            return requested, extra
+    grid = stated or requested
+    expected = "a square number" if grid is None else f"a grid of {grid[0]} x {grid[1]}"
     raise WeightsError(
-        f"The table of positions has rows for {rows - ahead[0]} patches, "
-        + ("which is no square number." if grid is None else f"and the grid should be {grid[0]} x {grid[1]}."),
-        hint="Say its grid: position_grid=(rows, columns), or image_size=(height, width) of the original.",
+        f"The position table has rows for {rows - token_rows[0]} patches (expected {expected}).",
+        hint="Pass its grid as position_grid=(rows, columns), or image_size=(height, width) of the original.",
     )
 
 
-def one_or_two(pair: Pair) -> int | Pair:
-    """A square by its side."""
-    return pair[0] if pair[0] == pair[1] else pair
+def image_of(grid: Pair, patch: Pair) -> Pair:
+    """Return the image size of a grid of patches."""
+    return grid[0] * patch[0], grid[1] * patch[1]
 
 
-def image_of(grid: Pair, step: Pair) -> Pair:
-    """The pixels of a grid of patches."""
-    return grid[0] * step[0], grid[1] * step[1]
-
-
-def pair_of(size: Any) -> Pair | None:
-    """(height, width) of a size as files have it: one number or two; None for anything else."""
-    if isinstance(size, int) and not isinstance(size, bool):
-        return size, size
-    if isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(side, int) for side in size):
-        return size[0], size[1]
-    return None
-
-
-def asked_grid(asked: dict[str, Any], step: Pair) -> Pair | None:
-    """The grid of the image size that was asked for; ``step`` is the pixels of a patch."""
-    size = pair_of(asked.get("image_size"))
-    return None if size is None else (-(-size[0] // step[0]), -(-size[1] // step[1]))
+def requested_grid(overrides: Overrides, patch: Pair) -> Pair | None:
+    """Return the grid of the image size that the caller passes, if any."""
+    size = as_pair(overrides.get("image_size"))
+    return None if size is None else (-(-size[0] // patch[0]), -(-size[1] // patch[1]))

@@ -1,55 +1,72 @@
-"""timm's layout, and its relatives DeiT, MAE and DINOv2, which share its names.
+"""timm's layout, and those of DeiT, MAE and DINOv2, which share its names.
 
-Their code has the exact GELU, LayerNorm epsilon 1e-6, and resamples positions bicubically. A norm called ``fc_norm``
-comes after pooling. A table of positions may have rows for the class token and registers, for the class token only, or
-for none of them; rows of tokens that we give no position are added to the tokens themselves, which is the same. What
-they call each tensor is in timm_rules.py; what stands in a config.json, in timm_json.py.
+Their code uses the exact GELU, LayerNorm epsilon 1e-6, and bicubic resampling of positions. A norm called ``fc_norm``
+follows the pooling. A position table may have rows for the class token and registers, for the class token only, or for
+neither; rows of tokens without a position in our network are added to the tokens, which is equivalent.
+timm_config.py reads and writes config.json.
 """
 
-import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vitral.files import atomic_path
+import torch
+from torch import Tensor
+
+from vitral.files import write_json
 from vitral.model.config import ViTConfig
 from vitral.weights.dialects.content import Content
-from vitral.weights.dialects.draft import Asked, Draft, Told
 from vitral.weights.dialects.metadata import read_hints, write_state
-from vitral.weights.dialects.shapes import (
-    Pair,
-    asked_grid,
-    find_grid,
-    find_sizes,
-    image_of,
-    is_square,
-    one_or_two,
-    settle_heads,
+from vitral.weights.dialects.plan import LoadPlan, ModelSpec, Overrides, Pair, as_size
+from vitral.weights.dialects.rules import ROWS, Layout, Rule, pair, pairs, patches, rule, zeros
+from vitral.weights.dialects.shapes import add_heads, image_of, infer_grid, infer_sizes, is_square, requested_grid
+from vitral.weights.dialects.timm_config import (
+    ConfigJson,
+    config_json,
+    infer_preprocess,
+    model_args,
+    read_config_json,
 )
-from vitral.weights.dialects.timm_json import ConfigJson, arguments, describe, find_preprocess, read_config_json
-from vitral.weights.dialects.timm_rules import rules, written_ahead
-from vitral.weights.formats.tensor_file import TensorFile, is_file
+from vitral.weights.formats.tensor_file import TensorFile, is_file_name
 
 _REGISTERS = ("reg_token", "register_tokens")
+_BLOCK = {
+    "norm1": "norm1",
+    "attention.to_out": "attn.proj",
+    "norm2": "norm2",
+    "mlp.expand": "mlp.fc1",
+    "mlp.contract": "mlp.fc2",
+}
+_MAP = {
+    "to_q": "q",
+    "to_kv": "kv",
+    "to_out": "proj",
+    "norm": "norm",
+    "mlp.expand": "mlp.fc1",
+    "mlp.contract": "mlp.fc2",
+}
 
 
-def recognise(file: TensorFile) -> bool:
+def recognizes(file: TensorFile) -> bool:
+    """Return whether the file has timm's names."""
     return "patch_embed.proj.weight" in file.shapes and "blocks.0.attn.qkv.weight" in file.shapes
 
 
-def read(file: TensorFile, asked: Asked) -> Draft:
-    described = read_config_json(file)
-    relative = find_relative(file)
-    if told := read_hints(file):
-        ahead = written_ahead(told.vit)
+def plan(file: TensorFile, overrides: Overrides) -> LoadPlan:
+    """Return the plan for a checkpoint of timm's family."""
+    stated = read_config_json(file)
+    family = detect_family(file)
+    if spec := read_hints(file):
+        token_rows = written_token_rows(spec.vit)
     else:
-        told, ahead = find_told(file, relative, asked, described)
-    names = list(rules(told.vit, ahead=ahead, file=file))
-    return Draft(dialect=relative, file=file, rules=names, ignored=find_ignored(file), **vars(told))
+        spec, token_rows = infer_spec(file, family, overrides, stated)
+    names = list(rules(spec.vit, token_rows=token_rows, file=file))
+    return LoadPlan(dialect=family, file=file, spec=spec, rules=names, ignored=pretraining_tensors(file))
 
 
-def find_relative(file: TensorFile) -> str:
-    """Which member of the family: by what only they have."""
+def detect_family(file: TensorFile) -> str:
+    """Return timm, mae or dinov2, by tensors that only one of them has."""
     shapes = file.shapes
     if any(name.startswith("decoder_") for name in shapes):
         return "mae"
@@ -61,117 +78,196 @@ def find_relative(file: TensorFile) -> str:
     return "mae" if "mask_token" in shapes else "timm"
 
 
-def find_ignored(file: TensorFile) -> dict[str, str]:
-    reasons = {r"mask_token": "only for masked pre-training", r"decoder_": "of the decoder, only for pre-training"}
+def pretraining_tensors(file: TensorFile) -> dict[str, str]:
+    """Return the tensors that only pre-training needs, with the reason."""
+    reasons = {r"mask_token": "only for masked pre-training", r"decoder_": "decoder, only for pre-training"}
     return {name: reason for name in file.shapes for pattern, reason in reasons.items() if re.match(pattern, name)}
 
 
-def find_told(file: TensorFile, relative: str, asked: Asked, described: ConfigJson) -> tuple[Told, int]:
-    """Without hints; and how many rows of the table come ahead of the patches."""
+def infer_spec(file: TensorFile, family: str, overrides: Overrides, stated: ConfigJson) -> tuple[ModelSpec, int]:
+    """Return the model of a file without hints, and the number of table rows that belong to tokens."""
     assumed: dict[str, str] = {}
-    grid, ahead = rows_ahead(file, asked, described, assumed)
-    config = find_config(file, relative, grid, asked, described, assumed)
-    preprocess = find_preprocess(config, relative, described, assumed)
-    return Told(config=config, preprocess=preprocess, labels=described.labels, assumed=assumed), ahead
+    grid, token_rows = infer_table(file, overrides, stated, assumed)
+    config = infer_config(file, family, grid, overrides, stated, assumed)
+    preprocess = infer_preprocess(config, family, stated, assumed)
+    return ModelSpec(config=config, preprocess=preprocess, labels=stated.labels, assumed=assumed), token_rows
 
 
-def rows_ahead(file: TensorFile, asked: Asked, told: ConfigJson, assumed: dict[str, str]) -> tuple[Pair | None, int]:
-    """The grid of the table, and its rows that are not of patches; (None, 0) without a table."""
+def infer_table(
+    file: TensorFile, overrides: Overrides, stated: ConfigJson, assumed: dict[str, str]
+) -> tuple[Pair | None, int]:
+    """Return the grid of the position table and its rows for tokens; (None, 0) without a table."""
     shapes = file.shapes
     if "pos_embed" not in shapes:
         assumed["position"] = "position=none: the file has no pos_embed"
         return None, 0
-    rows, class_token, patch = file.shape("pos_embed", 3)[1], int("cls_token" in shapes), _patch(file)
-    registers = _registers(file)
+    rows, class_token, patch = file.shape("pos_embed", 3)[1], int("cls_token" in shapes), _patch_size(file)
+    registers = _count_registers(file)
     if "register_tokens" in shapes:
         possible = (class_token,)
     elif registers and is_square(rows):
-        possible = (0, class_token, class_token + registers)  # as timm's published files with registers
+        possible = (0, class_token, class_token + registers)  # as in timm's published files with registers
     else:
         possible = (class_token + registers, class_token, 0)
-    grid = told.size and (told.size[0] // patch[0], told.size[1] // patch[1])
-    if grid and not any(rows - extras == grid[0] * grid[1] for extras in possible):
-        grid = None  # the size that it is used at, not the one that it was trained at
-    grid, ahead = find_grid(rows, possible, asked, patch, grid)
-    if class_token and not ahead and not registers:
-        assumed["position_grid"] = f"position_grid={grid}: all {rows} rows are of patches, and none of the class token"
-    return grid, ahead
+    grid = stated.size and (stated.size[0] // patch[0], stated.size[1] // patch[1])
+    if grid and not any(rows - extra == grid[0] * grid[1] for extra in possible):
+        grid = None  # the size at which the model is used, not that of its training
+    grid, token_rows = infer_grid(rows, possible, overrides, patch, grid)
+    if class_token and not token_rows and not registers:
+        assumed["position_grid"] = f"position_grid={grid}: all {rows} rows are patches, none is the class token"
+    return grid, token_rows
 
 
-def _registers(file: TensorFile) -> int:
+def _count_registers(file: TensorFile) -> int:
     return next((file.shape(name, 3)[1] for name in _REGISTERS if name in file.shapes), 0)
 
 
-def _patch(file: TensorFile) -> Pair:
+def _patch_size(file: TensorFile) -> Pair:
     *_, height, width = file.shape("patch_embed.proj.weight", 4)
     return height, width
 
 
-def find_config(
+def infer_config(
     file: TensorFile,
-    relative: str,
+    family: str,
     grid: Pair | None,
-    asked: Asked,
-    told: ConfigJson,
+    overrides: Overrides,
+    stated: ConfigJson,
     assumed: dict[str, str],
 ) -> ViTConfig:
-    shapes, patch = file.shapes, _patch(file)
+    """Return the config that names, shapes and config.json determine."""
+    shapes, patch = file.shapes, _patch_size(file)
     if grid is None:
-        grid = asked_grid(asked, patch) or (max(1, 224 // patch[0]), max(1, 224 // patch[1]))
-        assumed["image_size"] = f"image_size={image_of(grid, patch)[0]}: the file has no positions and does not tell"
-    if told.activation is None:
-        assumed["activation"] = "activation=gelu, norm_eps=1e-6: timm's defaults; the file does not tell"
+        grid = requested_grid(overrides, patch) or (max(1, 224 // patch[0]), max(1, 224 // patch[1]))
+        assumed["image_size"] = (
+            f"image_size={image_of(grid, patch)[0]}: the file has no positions and does not state it"
+        )
+    if stated.activation is None:
+        assumed["activation"] = "activation=gelu, norm_eps=1e-6: timm's defaults; the file does not state them"
     has_head = "head.weight" in shapes or "head.bias" in shapes
-    is_plain_dino = relative == "dinov2" and "register_tokens" not in shapes
+    is_plain_dino = family == "dinov2" and "register_tokens" not in shapes
     fields: dict[str, Any] = dict(
-        **find_sizes(file, "patch_embed.proj", "blocks.", "mlp.fc1"),
-        image_size=one_or_two(image_of(grid, patch)),
+        **infer_sizes(file, "patch_embed.proj", "blocks.", "mlp.fc1"),
+        image_size=as_size(image_of(grid, patch)),
         num_classes=file.shape("head.weight", 2)[0] if has_head else 0,
-        position="learned" if "pos_embed" in shapes else "none",
+        position="none",
         class_token="cls_token" in shapes,
         norm_after_pool="fc_norm.weight" in shapes,
-        registers=_registers(file),
+        registers=_count_registers(file),
         layer_scale=1e-5 if "blocks.0.ls1.gamma" in shapes else None,
-        activation=told.activation or "gelu",
-        position_resample="bicubic" if is_plain_dino else "bicubic-antialias",
-        pool=find_pool(file, told),
+        activation=stated.activation or "gelu",
+        pool=infer_pool(file, stated),
     )
-    settle_heads(fields, told.heads, asked, assumed)
+    if "pos_embed" in shapes:
+        fields["position"] = "learned"
+        fields["position_resample"] = "bicubic" if is_plain_dino else "bicubic-antialias"
+    add_heads(fields, stated.heads, overrides, assumed)
     return ViTConfig(**fields)
 
 
-def find_pool(file: TensorFile, told: ConfigJson) -> str:
+def infer_pool(file: TensorFile, stated: ConfigJson) -> str:
+    """Return the pooling that tensors and config.json determine."""
     if "attn_pool.latent" in file.shapes:
         return "map"
     if "cls_token" not in file.shapes:
         return "mean"
-    if told.global_pool is None and "fc_norm.weight" in file.shapes:
+    if stated.global_pool is None and "fc_norm.weight" in file.shapes:
         return "mean"
-    return told.pool
+    return stated.pool
+
+
+# ---- names ----
+
+
+def rules(config: ViTConfig, *, token_rows: int, file: TensorFile | None = None) -> Iterator[Rule]:
+    """Yield the rules of all tensors; ``file`` decides between alternative names within the family."""
+    names = () if file is None else file.shapes
+    yield from pair("patches.project", "patch_embed.proj", patches(config.channels, config.patch_hw))
+    yield from token_rules(config, token_rows, "register_tokens" if "register_tokens" in names else "reg_token")
+    has_bias = file is None or any(name.endswith("attn.qkv.bias") for name in names)
+    for index in range(config.depth):
+        block = f"blocks.{index}"
+        yield from pairs(block, block, _BLOCK)
+        yield rule(f"{block}.attention.to_qkv.weight", f"{block}.attn.qkv.weight")
+        if has_bias:
+            yield rule(f"{block}.attention.to_qkv.bias", f"{block}.attn.qkv.bias")
+        else:
+            yield rule(f"{block}.attention.to_qkv.bias", (), zeros(3 * config.width))
+        if config.layer_scale is not None:
+            yield rule(f"{block}.after_attention.scale", f"{block}.ls1.gamma")
+            yield rule(f"{block}.after_mlp.scale", f"{block}.ls2.gamma")
+    yield from pair("norm", "fc_norm" if config.norm_after_pool else "norm")
+    if config.pool == "map":
+        yield rule("pool.probe", "attn_pool.latent", ROWS)
+        yield from pairs("pool", "attn_pool", _MAP)
+    if config.num_classes:
+        yield from pair("head", "head")
+
+
+def token_rules(config: ViTConfig, token_rows: int, registers: str) -> Iterator[Rule]:
+    """Yield the rules of class token, registers and table.
+
+    They form one rule where their table has rows for tokens that have no position in ours, or the reverse.
+    """
+    has_table = config.position == "learned"
+    names = [
+        (ours, theirs)
+        for ours, theirs, exists in (
+            ("class_token", "cls_token", config.has_class_token),
+            ("registers", registers, config.registers > 0),
+            ("positions.0.table", "pos_embed", has_table),
+        )
+        if exists
+    ]
+    if not has_table or token_rows == int(config.has_class_token):
+        for ours, theirs in names:
+            yield rule(ours, theirs, ROWS)
+    else:
+        layout = _joint_layout(config, token_rows)
+        yield rule(tuple(ours for ours, _ in names), tuple(theirs for _, theirs in names), layout)
+
+
+def _joint_layout(config: ViTConfig, token_rows: int) -> Layout:
+    """Return the layout that moves rows of the table into the tokens that they belong to."""
+    class_rows = int(config.has_class_token)
+
+    def read(*theirs: Tensor) -> list[Tensor]:
+        *tokens, table = (ROWS.read(tensor) for tensor in theirs)
+        rows, patch_rows = table[:token_rows], table[token_rows:]
+        if token_rows > class_rows:  # add the registers' rows to the registers
+            tokens[-1] = tokens[-1] + rows[class_rows:]
+        class_row = rows[:class_rows] if token_rows else table.new_zeros(class_rows, table.shape[1])
+        return [*tokens, torch.cat([class_row, patch_rows])]
+
+    def write(*ours: Tensor) -> list[Tensor]:
+        if token_rows == 0 and class_rows:  # add the class token's row to the token
+            token, *registers, table = ours
+            ours = token + table[:1], *registers, table[1:]
+        return [tensor[None] for tensor in ours]
+
+    return Layout(read=read, write=write)
+
+
+def written_token_rows(config: ViTConfig) -> int:
+    """Return the table rows for tokens in the files that we write: with registers, timm has none."""
+    return 0 if config.registers else int(config.has_class_token)
 
 
 # ---- writing ----
 
 
 def write(content: Content, path: Path) -> list[str]:
+    """Write a state dict, or a folder that timm opens as ``local-dir:``."""
     if content.config.position != "none":
         content = content.with_learned_positions()
     config = content.config
-    content.check_holds(attention=("full",), representation=(None,), stem=(None,))
-    tensors = content.renamed(rules(config, ahead=written_ahead(config)))
-    if is_file(path):
-        write_state(content, tensors, path)
-    else:
+    content.check_supported(attention=("full",), representation=(None,), stem=(None,))
+    tensors = content.renamed(rules(config, token_rows=written_token_rows(config)))
+    if not is_file_name(path):
         write_state(content, tensors, path / "model.safetensors")
-        with atomic_path(path / "config.json") as aside:
-            aside.write_text(json.dumps(describe(content), indent=2, ensure_ascii=False), encoding="utf-8")
-    return notes(config, path)
-
-
-def notes(config: ViTConfig, path: Path) -> list[str]:
-    """What a reader of the file must tell timm."""
-    told = {name: value for name, value in arguments(config).items() if name not in ("embed_dim", "depth", "mlp_ratio")}
-    found = [f"timm's VisionTransformer needs these arguments for it: {told}"] if is_file(path) else []
-    if config.norm_eps != 1e-6:
-        found.append(f"timm's own norms use epsilon 1e-6, and this network {config.norm_eps}.")
-    return found
+        write_json(path / "config.json", config_json(content))
+        return []
+    write_state(content, tensors, path)
+    inferred = ("embed_dim", "depth", "mlp_ratio")
+    arguments = {name: value for name, value in model_args(config).items() if name not in inferred}
+    return [f"Build timm's VisionTransformer for this file with these arguments: {arguments}"]

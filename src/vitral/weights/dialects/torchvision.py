@@ -1,5 +1,7 @@
-"""torchvision's layout: class token only, exact GELU, epsilon 1e-6, bicubic positions between the corners, ImageNet's
-mean and deviation. Its conv stem and the older names of its MLP are read, too."""
+"""torchvision's layout: class token only, exact GELU, epsilon 1e-6, bicubic positions, ImageNet's mean and std.
+
+vitral also reads its convolutional stem and the older names of its MLP.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,55 +10,67 @@ from typing import Any
 
 from vitral.errors import WeightsError
 from vitral.model.config import ConvStem, ViTConfig
-from vitral.weights.checkpoint import imagenet_preprocess
 from vitral.weights.dialects.content import PLAIN, Content
-from vitral.weights.dialects.draft import Asked, Draft, Told
 from vitral.weights.dialects.metadata import read_hints, write_state
+from vitral.weights.dialects.plan import LoadPlan, ModelSpec, Overrides, as_size, imagenet_preprocess
 from vitral.weights.dialects.rules import ROWS, Rule, pair, pairs, patches, rule
-from vitral.weights.dialects.shapes import count_layers, find_grid, image_of, one_or_two, settle_heads
+from vitral.weights.dialects.shapes import add_heads, count_layers, image_of, infer_grid
 from vitral.weights.formats.tensor_file import TensorFile
 
 _LAYER = "encoder.layers.encoder_layer_"
 _TABLE = "encoder.pos_embedding"
+_BATCH_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+_BLOCK = {
+    "norm1": "ln_1",
+    "attention.to_out": "self_attention.out_proj",
+    "norm2": "ln_2",
+    "mlp.expand": "mlp.0",
+    "mlp.contract": "mlp.3",
+}
 
 
-def recognise(file: TensorFile) -> bool:
+def recognizes(file: TensorFile) -> bool:
+    """Return whether the file has torchvision's names."""
     return f"{_LAYER}0.self_attention.in_proj_weight" in file.shapes and _TABLE in file.shapes
 
 
-def read(file: TensorFile, asked: Asked) -> Draft:
-    told = read_hints(file) or find_told(file, asked)
-    names = list(rules(told.vit, old_mlp=f"{_LAYER}0.mlp.linear_1.weight" in file.shapes))
-    return Draft(dialect="torchvision", file=file, rules=names, **vars(told))
+def plan(file: TensorFile, overrides: Overrides) -> LoadPlan:
+    """Return the plan for a torchvision checkpoint."""
+    spec = read_hints(file) or infer_spec(file, overrides)
+    names = list(rules(spec.vit, old_mlp=f"{_LAYER}0.mlp.linear_1.weight" in file.shapes))
+    return LoadPlan(dialect="torchvision", file=file, spec=spec, rules=names)
 
 
-def find_told(file: TensorFile, asked: Asked) -> Told:
+def infer_spec(file: TensorFile, overrides: Overrides) -> ModelSpec:
+    """Return the model of a file without hints."""
     assumed: dict[str, str] = {}
-    config = find_config(file, asked, assumed)
-    preprocess, how = imagenet_preprocess(config.image_hw, "bilinear"), "bilinear"
-    if min(config.image_hw) >= 384:  # SWAG's, which were fine-tuned at a higher resolution
-        preprocess = replace(imagenet_preprocess(config.image_hw, "bicubic"), crop_fraction=1.0)
-        how = "bicubic"
-    assumed["preprocess"] = f"preprocessing: ImageNet's mean and std, {how}, centre crop, as torchvision has it"
-    return Told(config=config, preprocess=preprocess.with_channels(config.channels), assumed=assumed)
+    config = infer_config(file, overrides, assumed)
+    preprocess = imagenet_preprocess(config.image_hw, "bilinear")
+    if min(config.image_hw) >= 384:  # SWAG's weights, fine-tuned at a higher resolution
+        preprocess = replace(preprocess, interpolation="bicubic", crop_fraction=1.0)
+    assumed["preprocess"] = (
+        f"preprocessing: ImageNet's mean and std, {preprocess.interpolation}, center crop, as in torchvision"
+    )
+    return ModelSpec(config=config, preprocess=preprocess.with_channels(config.channels), assumed=assumed)
 
 
-def find_config(file: TensorFile, asked: Asked, assumed: dict[str, str]) -> ViTConfig:
+def infer_config(file: TensorFile, overrides: Overrides, assumed: dict[str, str]) -> ViTConfig:
+    """Return the config that names and shapes determine."""
     shapes = file.shapes
-    stem = find_stem(file)
+    stem = infer_stem(file)
     kernel = file.shape("conv_proj.conv_last.weight" if stem else "conv_proj.weight", 4)
-    step = 1 if stem is None else 2**stem.halvings
-    patch = kernel[-2] * step, kernel[-1] * step
+    shrink = 1 if stem is None else 2**stem.halvings
+    patch = kernel[-2] * shrink, kernel[-1] * shrink
     _, rows, width = file.shape(_TABLE, 3)
-    grid, _ = find_grid(rows, (1,), asked, patch)
+    grid, _ = infer_grid(rows, (1,), overrides, patch)
     old = f"{_LAYER}0.mlp.linear_1.weight"
     mlp = file.shape(old if old in shapes else f"{_LAYER}0.mlp.0.weight", 2)
     fields: dict[str, Any] = dict(
         width=width,
         depth=count_layers(shapes, _LAYER),
         mlp_width=mlp[0],
-        patch_size=one_or_two((kernel[-2], kernel[-1])),
-        image_size=one_or_two(image_of(grid, patch)),
+        patch_size=as_size((kernel[-2], kernel[-1])),
+        image_size=as_size(image_of(grid, patch)),
         channels=file.shape("conv_proj.conv_bn_relu_0.0.weight" if stem else "conv_proj.weight", 4)[1],
         num_classes=file.shape("heads.head.weight", 2)[0] if "heads.head.weight" in shapes else 0,
         representation=file.shape("heads.pre_logits.weight", 2)[0] if "heads.pre_logits.weight" in shapes else None,
@@ -65,11 +79,12 @@ def find_config(file: TensorFile, asked: Asked, assumed: dict[str, str]) -> ViTC
         activation="gelu",
         position_resample="bicubic-corners",
     )
-    settle_heads(fields, None, asked, assumed)
+    add_heads(fields, None, overrides, assumed)
     return ViTConfig(**fields)
 
 
-def find_stem(file: TensorFile) -> ConvStem | None:
+def infer_stem(file: TensorFile) -> ConvStem | None:
+    """Return the convolutional stem, or None."""
     if "conv_proj.conv_last.weight" not in file.shapes:
         return None
     widths = []
@@ -79,6 +94,7 @@ def find_stem(file: TensorFile) -> ConvStem | None:
 
 
 def rules(config: ViTConfig, *, old_mlp: bool = False) -> Iterator[Rule]:
+    """Yield the rules of all tensors; ``old_mlp`` selects the older names of the MLP."""
     yield rule("class_token", "class_token", ROWS)
     yield rule("positions.0.table", _TABLE, ROWS)
     last = "conv_proj" if config.stem is None else "conv_proj.conv_last"
@@ -86,8 +102,8 @@ def rules(config: ViTConfig, *, old_mlp: bool = False) -> Iterator[Rule]:
     if isinstance(config.stem, ConvStem):
         for index in range(len(config.stem.widths)):
             ours, theirs = f"patches.stem.{index}", f"conv_proj.conv_bn_relu_{index}"
-            for part in ("0.weight", *(f"1.{name}" for name in _BATCH_NORM)):
-                yield rule(f"{ours}.{part}", f"{theirs}.{part}")
+            for tensor in ("0.weight", *(f"1.{name}" for name in _BATCH_NORM)):
+                yield rule(f"{ours}.{tensor}", f"{theirs}.{tensor}")
     block = _BLOCK | ({"mlp.expand": "mlp.linear_1", "mlp.contract": "mlp.linear_2"} if old_mlp else {})
     for index in range(config.depth):
         yield from pairs(f"blocks.{index}", f"{_LAYER}{index}", block)
@@ -101,26 +117,24 @@ def rules(config: ViTConfig, *, old_mlp: bool = False) -> Iterator[Rule]:
         yield from pair("head", "heads.head")
 
 
-_BATCH_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-_BLOCK = {
-    "norm1": "ln_1",
-    "attention.to_out": "self_attention.out_proj",
-    "norm2": "ln_2",
-    "mlp.expand": "mlp.0",
-    "mlp.contract": "mlp.3",
-}
-
-
 def write(content: Content, path: Path) -> list[str]:
+    """Write a state dict for torchvision's VisionTransformer."""
     content = content.with_learned_positions()
     config = content.config
-    content.check_holds(
+    content.check_supported(
         activation=("gelu",), attention=("full",), pool=("token",), **PLAIN, representation_activation=("tanh",)
     )
     square = config.image_hw[0] == config.image_hw[1] and config.patch_hw[0] == config.patch_hw[1]
     if not square or config.channels != 3:
-        raise WeightsError("torchvision's VisionTransformer is for square RGB images and square patches only.")
+        raise WeightsError(
+            f"torchvision's VisionTransformer takes square RGB images and square patches only (got {config.channels} "
+            f"channels, image_size={config.image_size}, patch_size={config.patch_size}).",
+            hint="Use dialect='native'.",
+        )
     if config.stem is not None and not (isinstance(config.stem, ConvStem) and config.stem.norm == "batch"):
-        raise WeightsError("The torchvision layout cannot hold this stem; it has ConvStem(norm='batch') or none.")
+        raise WeightsError(
+            "The torchvision dialect cannot store this stem (expected ConvStem(norm='batch') or none).",
+            hint="Use dialect='native'.",
+        )
     write_state(content, content.renamed(rules(config)), path)
-    return [] if config.norm_eps == 1e-6 else [f"Give torchvision norm_layer with epsilon {config.norm_eps}."]
+    return []

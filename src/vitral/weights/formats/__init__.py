@@ -1,1 +1,1 @@
-"""Bytes to tensors: safetensors, npz and torch.save, read without trust."""
+"""Read safetensors, npz and torch.save files without trusting them, and write them."""

@@ -1,6 +1,6 @@
-"""NumPy's npz, read with suspicion: it is a zip of arrays, so it can lie about sizes, repeat names and hold pickles.
+"""Open and write NumPy's npz files: zip archives that can lie about sizes, repeat names and contain pickles.
 
-Everything that the file declares is checked before any array is read.
+Everything that a file declares is checked before any array is read.
 """
 
 import zlib
@@ -18,12 +18,15 @@ from vitral.errors import WeightsError
 from vitral.files import atomic_path
 from vitral.weights.formats.tensor_file import SAFE_FORMATS, Shape, TensorFile
 
-_MOST_MEMBERS, _LONGEST_NAME = 100_000, 500
-_HARMLESS = 64 * 2**20
-_MOST_INFLATION = 20  # weights hardly compress; a bomb does a thousandfold
+MAX_MEMBERS = 100_000
+MAX_NAME_LENGTH = 500
+MAX_INFLATION = 20
+"""Weights hardly compress; a decompression bomb inflates a thousandfold."""
+_ALWAYS_ALLOWED_BYTES = 64 * 2**20
 
 
 def open_npz(path: Path) -> TensorFile:
+    """Return the arrays of an npz file as tensors, or raise WeightsError if the file is damaged or hostile."""
     with ZipFile(path) as archive:
         members = archive.infolist()
         _check_members(path, members)
@@ -38,7 +41,7 @@ def open_npz(path: Path) -> TensorFile:
         except (BadZipFile, OSError, EOFError, ValueError, zlib.error) as error:
             raise WeightsError(f"{path}: array {name!r} is damaged: {error}.") from error
         if len(content) != prod(shape) * dtype.itemsize:
-            raise WeightsError(f"{path}: array {name!r} is cut off.")
+            raise WeightsError(f"{path}: array {name!r} is truncated.")
         return _as_tensor(content, shape, dtype, is_fortran)
 
     return TensorFile(path=path, format="npz", shapes={name: entry[1] for name, entry in arrays.items()}, read=read)
@@ -47,45 +50,47 @@ def open_npz(path: Path) -> TensorFile:
 def _check_members(path: Path, members: list[ZipInfo]) -> None:
     names = [info.filename for info in members]
     size = path.stat().st_size
-    if len(names) > _MOST_MEMBERS:
-        raise WeightsError(f"{path} holds {len(names):,} arrays; no checkpoint has over {_MOST_MEMBERS:,}.")
+    if len(names) > MAX_MEMBERS:
+        raise WeightsError(f"{path} contains {len(names):,} arrays (expected at most {MAX_MEMBERS:,}).")
     for name in names:
         parts = name.replace("\\", "/").split("/")
-        if ".." in parts or name.startswith(("/", "\\")) or ":" in parts[0] or len(name) > _LONGEST_NAME:
-            raise WeightsError(f"{path} holds a member named {name[:80]!r}, which points outside the file.")
+        if ".." in parts or name.startswith(("/", "\\")) or ":" in parts[0] or len(name) > MAX_NAME_LENGTH:
+            raise WeightsError(f"{path} contains a member named {name[:80]!r}, which points outside the file.")
         if not name.endswith(".npy"):
-            raise WeightsError(f"{path} holds {name!r}, which is no array.", hint=f"vitral reads {SAFE_FORMATS}.")
+            raise WeightsError(
+                f"{path} contains {name!r}, which is not an array.", hint=f"vitral reads {SAFE_FORMATS}."
+            )
     if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise WeightsError(f"{path} holds {twice!r} twice, and which one counts is anybody's guess.")
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise WeightsError(f"{path} contains {duplicate!r} twice.")
     if any(info.flag_bits & 1 for info in members):
         raise WeightsError(f"{path} is encrypted.")
     inflated = sum(info.file_size for info in members)
-    if inflated > max(_HARMLESS, _MOST_INFLATION * size) or sum(info.compress_size for info in members) > size:
+    is_bomb = inflated > max(_ALWAYS_ALLOWED_BYTES, MAX_INFLATION * size)
+    if is_bomb or sum(info.compress_size for info in members) > size:
         raise WeightsError(
-            f"{path} has {size:,} bytes and claims to hold {inflated:,}: it is a decompression bomb, or damaged."
+            f"{path} has {size:,} bytes but claims to contain {inflated:,}: it is a decompression bomb, or damaged."
         )
 
 
 def _read_header(path: Path, archive: ZipFile, info: ZipInfo) -> tuple[Shape, np.dtype, bool, int]:
-    """Shape, dtype, whether columns come first, and where the data start."""
+    """Return shape, dtype, whether the order is Fortran's, and the offset of the data."""
     try:
         with archive.open(info) as stream:
             shape, is_fortran, dtype = _parse_header(stream)
             start = stream.tell()
-    except Exception as error:  # headers are Python literals, and odd ones fail in every way there is
-        raise WeightsError(f"{path}: {info.filename!r} is no NumPy array: {str(error)[:200]}.") from error
+    except Exception as error:  # headers are Python literals, and hostile ones raise almost anything
+        raise WeightsError(f"{path}: {info.filename!r} is not a NumPy array: {str(error)[:200]}.") from error
     if dtype.hasobject:
         raise WeightsError(
-            f"{path}: {info.filename!r} holds pickled Python objects, which can run code.",
+            f"{path}: {info.filename!r} contains pickled Python objects, which can run code.",
             hint=f"vitral reads {SAFE_FORMATS}.",
         )
     if (dtype.kind not in "fiub" or dtype.itemsize > 8) and dtype.str != "|V2":
-        raise WeightsError(f"{path}: {info.filename!r} holds {dtype} and not numbers.")
+        raise WeightsError(f"{path}: {info.filename!r} has dtype {dtype}; expected numbers.")
     if any(side < 0 for side in shape) or prod(shape) * dtype.itemsize != info.file_size - start:
         raise WeightsError(
-            f"{path}: {info.filename!r} declares shape {shape} of {dtype}, which is not the {info.file_size - start:,} "
-            "bytes that are there."
+            f"{path}: {info.filename!r} declares shape {shape} of {dtype}, but has {info.file_size - start:,} bytes."
         )
     return shape, dtype, is_fortran, start
 
@@ -96,11 +101,11 @@ def _parse_header(stream: IO[bytes]) -> tuple[Shape, bool, np.dtype]:
         return np.lib.format.read_array_header_1_0(stream)
     if version == (2, 0):
         return np.lib.format.read_array_header_2_0(stream)
-    raise ValueError(f"version {version} of the format is not known")
+    raise ValueError(f"format version {version} is not supported")
 
 
 def _as_tensor(content: bytearray, shape: Shape, dtype: np.dtype, is_fortran: bool) -> Tensor:
-    if dtype.str == "|V2":  # how NumPy stores the bfloat16 that it does not have
+    if dtype.str == "|V2":  # JAX writes bfloat16, which NumPy does not have, as two opaque bytes
         array = np.frombuffer(content, dtype=np.int16)
     else:
         array = np.frombuffer(content, dtype=dtype)
@@ -111,14 +116,14 @@ def _as_tensor(content: bytearray, shape: Shape, dtype: np.dtype, is_fortran: bo
 
 
 def write_npz(tensors: Mapping[str, Tensor], path: Path, prefix: str = "") -> None:
-    """Arrays behind each other, uncompressed, as NumPy's own savez has them."""
-    with atomic_path(path) as aside, ZipFile(aside, "w") as archive:
+    """Write an uncompressed npz file atomically, as NumPy's savez does."""
+    with atomic_path(path) as temporary, ZipFile(temporary, "w") as archive:
         for name, tensor in tensors.items():
             with archive.open(f"{prefix}{name}.npy", "w", force_zip64=True) as stream:
                 np.lib.format.write_array(stream, _as_array(tensor), allow_pickle=False)
 
 
 def _as_array(tensor: Tensor) -> np.ndarray:
-    if tensor.dtype == torch.bfloat16:  # which NumPy does not have: two bytes without a meaning
+    if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view("V2")
     return tensor.numpy()

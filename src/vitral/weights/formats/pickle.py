@@ -1,13 +1,13 @@
-"""What torch.save writes, read without trust: a pickle is a program, so it is looked through before it runs.
+"""Open files written by torch.save. A pickle is a program, so it is checked before torch runs it.
 
-First the list of everything the pickle names is compared with what a state dict needs, and what it declares with the
-size of the file; only then torch.load reads it, with weights_only.
+The check compares every global that the pickle names with those that a state dict needs, and the sizes that it
+declares with the size of the file. Only then torch.load reads it, with weights_only.
 """
 
 import pickletools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import torch
@@ -24,20 +24,23 @@ _STORAGES = frozenset(
     f"torch {kind}Storage"
     for kind in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
 ) | {"torch.storage UntypedStorage", "torch.storage TypedStorage"}
-# Where training scripts put the weights, averaged ones first, as timm takes them.
+# Keys under which training scripts store the weights: averaged ones first, as in timm.
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "student", "module", "params")
 
 
-def open_pickled(path: Path) -> TensorFile:
-    is_archive = _look_through(path)
+def open_pickle(path: Path) -> TensorFile:
+    """Return the tensors of a state dict written by torch.save, or raise WeightsError."""
+    is_archive = _check_pickle(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
-    except Exception as error:  # of an unpickler that reads what it likes
-        raise WeightsError(f"{path} cannot be read as a plain state dict: {first_line(error)}") from error
+    except Exception as error:  # the unpickler raises almost anything
+        raise WeightsError(f"Cannot read {path} as a state dict: {first_line(error)}.") from error
     tensors, ignored, notes = _find_tensors(path, content)
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise WeightsError(f"{path}: tensor {name!r} claims shape {tuple(tensor.shape)}, more than it stores.")
+            raise WeightsError(
+                f"{path}: tensor {name!r} claims shape {tuple(tensor.shape)}, which is more than it stores."
+            )
     return TensorFile(
         path=path,
         format="torch",
@@ -48,8 +51,8 @@ def open_pickled(path: Path) -> TensorFile:
     )
 
 
-def _look_through(path: Path) -> bool:
-    """Refuses what is no plain state dict; True for the zip format of torch 1.6 and later."""
+def _check_pickle(path: Path) -> bool:
+    """Raise WeightsError unless the file is a plain state dict; return whether it has the zip format of torch 1.6."""
     size = path.stat().st_size
     with path.open("rb") as stream:
         is_archive = stream.read(2) == b"PK"
@@ -65,42 +68,42 @@ def _look_through(path: Path) -> bool:
                 for _ in range(5):  # magic number, version, system, the state dict, the keys of the storages
                     _check_program(path, stream, size)
         except (ValueError, BadZipFile, EOFError, KeyError, UnicodeDecodeError, NotImplementedError) as error:
-            raise WeightsError(f"{path} is cut off, damaged or no state dict: {error}.") from error
+            raise WeightsError(f"{path} is truncated, damaged or not a state dict: {error}.") from error
     return is_archive
 
 
 def _check_stored(path: Path, archive: ZipFile, size: int) -> None:
     for info in archive.infolist():
         if info.compress_type != ZIP_STORED:
-            raise WeightsError(f"{path}: member {info.filename!r} is compressed, which torch.save never does.")
+            raise WeightsError(f"{path}: member {info.filename!r} is compressed; torch.save never compresses.")
     if sum(info.file_size for info in archive.infolist()) > size:
-        raise WeightsError(f"{path} claims to hold more than its {size:,} bytes.")
+        raise WeightsError(f"{path} claims to contain more than its {size:,} bytes.")
 
 
-def _check_program(path: Path, stream: BinaryIO | Any, size: int) -> None:
+def _check_program(path: Path, stream: IO[bytes], size: int) -> None:
     declared: dict[object, int] = {}
     for opcode, argument, recent in _operations(stream):
         if opcode in ("GLOBAL", "INST"):
             if argument not in _ALLOWED and argument not in _STORAGES:
                 raise WeightsError(
-                    f"{path} asks for {str(argument).replace(' ', '.')}, which a state dict has no need of: it may run "
-                    "code, and was not opened.",
-                    hint=f"Save the state dict alone, or ask for {SAFE_FORMATS}.",
+                    f"{path} uses {str(argument).replace(' ', '.')}, which a state dict does not need and "
+                    "which could run code. vitral did not open it.",
+                    hint=f"Save only the state dict. vitral reads {SAFE_FORMATS}.",
                 )
         elif opcode in ("STACK_GLOBAL", "EXT1", "EXT2", "EXT4"):
             raise WeightsError(
-                f"{path} uses {opcode} of a newer pickle protocol, and was not opened.",
-                hint=f"Save the state dict with torch.save's default protocol, or ask for {SAFE_FORMATS}.",
+                f"{path} uses {opcode} of a newer pickle protocol. vitral did not open it.",
+                hint=f"Save the state dict with torch.save's default protocol. vitral reads {SAFE_FORMATS}.",
             )
         elif opcode == "BINPERSID":  # a storage: ..., key, device, number of items
             key, _, items = recent[-3:]
             declared[key] = items if isinstance(items, int) else size + 1
     if sum(declared.values()) > size:
-        raise WeightsError(f"{path} declares {sum(declared.values()):,} numbers and has only {size:,} bytes.")
+        raise WeightsError(f"{path} declares {sum(declared.values()):,} numbers but has only {size:,} bytes.")
 
 
-def _operations(stream: BinaryIO) -> Iterator[tuple[str, Any, list[object]]]:
-    """Each operation with its argument, and the words and numbers that were put on the stack last."""
+def _operations(stream: IO[bytes]) -> Iterator[tuple[str, Any, list[object]]]:
+    """Yield each operation with its argument, and the last three values that were pushed on the stack."""
     recent: list[object] = [None] * 3
     remembered: dict[object, object] = {}
     for operation, argument, _ in pickletools.genops(stream):
@@ -115,7 +118,7 @@ def _operations(stream: BinaryIO) -> Iterator[tuple[str, Any, list[object]]]:
 
 
 def _find_tensors(path: Path, content: object) -> tuple[dict[str, Tensor], dict[str, str], tuple[str, ...]]:
-    """The state dict itself or, where a training script wrapped it, the one inside."""
+    """Return tensors, ignored content and notes of a state dict, unwrapped from what a training script saved."""
     ignored: dict[str, str] = {}
     notes: tuple[str, ...] = ()
     for _ in range(4):
@@ -124,12 +127,12 @@ def _find_tensors(path: Path, content: object) -> tuple[dict[str, Tensor], dict[
         key = next((key for key in _WRAPPERS if isinstance(content.get(key), Mapping)), None)
         if key is None:
             break
-        ignored |= {str(other): f"beside {key!r}, which holds the weights" for other in content if other != key}
-        notes = (*notes, f"The weights are those under {key!r}.") if len(content) > 1 else notes
+        ignored |= {str(other): f"the weights are under {key!r}" for other in content if other != key}
+        notes = (*notes, f"Loaded the weights under {key!r}.") if len(content) > 1 else notes
         content = content[key]
     if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
-        seen = f"keys {', '.join(map(str, list(content)[:6]))}" if isinstance(content, Mapping) else type(content)
-        raise WeightsError(f"{path} holds no state dict of tensors, but {seen}.")
+        keys = f"keys {', '.join(map(str, list(content)[:6]))}" if isinstance(content, Mapping) else type(content)
+        raise WeightsError(f"{path} does not contain a state dict of tensors (got {str(keys)[:200]}).")
     tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-    ignored |= {str(name): "no tensor" for name, value in content.items() if not isinstance(value, Tensor)}
+    ignored |= {str(name): "not a tensor" for name, value in content.items() if not isinstance(value, Tensor)}
     return tensors, ignored, notes

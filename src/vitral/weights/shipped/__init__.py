@@ -1,10 +1,11 @@
-"""Weights that come with vitral, by name; each has a model card beside it."""
+"""Models that ship with vitral, by name. Each has a model card beside its weights."""
 
 from pathlib import Path
 
 SHIPPED = {"vit-cifar10": "ten classes of CIFAR-10, 32 pixels"}
-_HERE = Path(__file__).parent
+_FOLDER = Path(__file__).parent
 
 
 def shipped_weights(name: str) -> Path | None:
-    return _HERE / f"{name}.safetensors" if name in SHIPPED else None
+    """Return the path of a shipped model, or None for another name."""
+    return _FOLDER / f"{name}.safetensors" if name in SHIPPED else None

@@ -1,0 +1,81 @@
+"""`vitral study`: run an ablation study."""
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from vitral.cli.parameters import DIR, FORMAT, INTEGER
+from vitral.console.output import Format, show_json, show_lines
+
+if TYPE_CHECKING:
+    from vitral.studies.runner import CellOutcome
+
+
+def study(
+    file: str,
+    data: str,
+    /,
+    *,
+    out: Annotated[Path, DIR, Parameter(help="Folder of the runs.")] = Path("runs/studies"),
+    results: Annotated[
+        Path | None, DIR, Parameter(help="Folder of the page and the plot.", show_default="results in --out")
+    ] = None,
+    seeds: Annotated[
+        list[int] | None,
+        Parameter(help="Seeds to use instead of those of FILE.", metavar="N...", negative="", consume_multiple=True),
+    ] = None,
+    jobs: Annotated[int, INTEGER, Parameter(help="Number of cells to train at a time.")] = 2,
+    threads: Annotated[int, INTEGER, Parameter(help="CPU threads per cell.")] = 1,
+    format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet.")] = "human",
+) -> None:
+    """Run an ablation study.
+
+    Trains and evaluates every cell of FILE, and writes a page with a table and a plot. Finished cells are skipped and
+    interrupted ones resume, so run the same command again to continue.
+
+    Parameters
+    ----------
+    file
+        A TOML file, or the name of a shipped study such as positions.
+    data
+        A dataset with a test split.
+
+    Examples
+    --------
+    vitral study positions builtin:digits
+    vitral study my.toml photos/ --seeds 0 1 2 --jobs 4 --out runs/ablation
+    """
+    from vitral.studies.runner import run_study
+
+    def show(outcome: "CellOutcome") -> None:
+        if format == "human":
+            show_lines([describe_outcome(outcome)])
+
+    handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the cells save their state before it exits
+    try:
+        result = run_study(file, data, out=out, results=results, seeds=seeds, jobs=jobs, threads=threads, on_cell=show)
+    except KeyboardInterrupt:
+        print("vitral: interrupted. Run the same command to resume.", file=sys.stderr)
+        sys.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    if format == "json":
+        show_json(result.as_dict())
+    elif result.page is not None:
+        show_lines([str(result.page)])
+    if result.failed:
+        sys.exit(1)
+
+
+def describe_outcome(outcome: "CellOutcome") -> str:
+    """Return one line such as "[3/8] mean, seed 0: top-1 57.41 % (5.4 minutes)"."""
+    head = f"[{outcome.done}/{outcome.total}] {outcome.cell}, seed {outcome.seed}"
+    if outcome.status == "failed":
+        return f"{head}: failed: {outcome.reason}"
+    if outcome.status == "skipped":
+        return f"{head}: already finished"
+    scores = ", ".join(f"{name} {100 * score:.2f} %" for name, score in outcome.scores.items())
+    return f"{head}: {scores or 'finished'} ({outcome.seconds / 60:.1f} minutes)"

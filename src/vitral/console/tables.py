@@ -1,0 +1,248 @@
+"""Print the results of `models`, `plan`, `evaluate --suite`, `doctor` and `train --help-all` as tables."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import mean
+from textwrap import indent, wrap
+from typing import TYPE_CHECKING, Any
+
+from vitral.console.output import human_console, plain_table, print_line
+from vitral.report.text import format_bytes, format_count, format_duration, format_units
+
+if TYPE_CHECKING:
+    from vitral.planning import Estimate, Plan
+
+TRAINING_BATCH = 32
+MAX_TEXT_WIDTH = 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelRow:
+    """One model and its cost. Memory is for float32, training with Adam on a batch of `training_batch` images."""
+
+    name: str
+    width: int
+    depth: int
+    heads: int | None
+    """None for a BiT, like the next two fields."""
+    mlp_width: int | None
+    patch_size: tuple[int, int] | None
+    image_size: tuple[int, int]
+    tokens: int
+    parameters: int
+    forward_flops: int
+    inference_bytes: int
+    training_batch: int
+    training_bytes: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as a dict, for JSON."""
+        return asdict(self)
+
+
+def show_models(rows: Sequence[ModelRow], shipped: Mapping[str, str], omitted: int = 0) -> None:
+    """Print one row per model. `shipped` maps names with trained weights to a description of those weights."""
+    table = plain_table("model", "image", "tokens", "parameters", "FLOPs", "predict", "train")
+    for row in rows:
+        table.add_row(
+            row.name,
+            _size(row.image_size),
+            f"{row.tokens:,}",
+            format_units(row.parameters),
+            format_units(row.forward_flops),
+            format_bytes(row.inference_bytes),
+            format_bytes(row.training_bytes),
+        )
+    console = human_console()
+    console.print(table)
+    notes = [
+        "",
+        "FLOPs: one forward pass of one image; a multiply-add counts as 2 (many papers count 1).",
+        f"predict: memory for one image. train: memory for a batch of {TRAINING_BATCH} with Adam. Both in float32.",
+        f"With trained weights: {', '.join(f'{name} ({text})' for name, text in shipped.items())}.",
+    ]
+    if omitted:
+        notes.append(f"{format_count(omitted, 'model')} omitted: the patch size does not divide this image size.")
+    for note in notes:
+        print_line(console, note, "dim")
+
+
+def show_plan(plan: "Plan") -> None:
+    """Print the cost of a training run: operations and memory, then time and price per device."""
+    console = human_console()
+    images = f"{format_units(plan.images)} images, {plan.epochs:g} epoch{'' if plan.epochs == 1 else 's'}"
+    print_line(console, f"{plan.model} at {_size(plan.image_size)}, {images}", "bold")
+    table_6 = "" if plan.paper_exaflops is None else f"   (table 6 of the paper: {plan.paper_exaflops:,g})"
+    table_2 = "" if plan.paper_core_days is None else f"   (table 2 of the paper: {plan.paper_core_days:,g})"
+    facts = {
+        "parameters": format_units(plan.parameters),
+        "forward": f"{format_units(plan.forward_flops)}FLOPs per image",
+        "training": f"{_operations(plan.training_exaflops)}{table_6}",
+        "memory": f"{format_bytes(plan.memory_bytes)} for a batch of {plan.batch_size}, in float32 with Adam",
+        "TPUv3": f"{_core_days(plan.tpuv3_core_days)}{table_2}",
+    }
+    for name, text in facts.items():
+        print_line(console, f"{name:<12}{text}")
+    console.print()
+    _show_estimates(plan.estimates)
+    console.print("\nA training step counts as three forward passes.", style="dim")
+    if any(estimate.largest_batch is not None for estimate in plan.estimates):
+        console.print(
+            f"Times assume {100 * plan.utilization:.0f}% of the 16-bit peak of the data sheet, unless you pass images "
+            "per second. The paper's own runs reached 32% to 43%. The largest batch is for float32 with Adam.",
+            style="dim",
+            highlight=False,
+        )
+
+
+def _show_estimates(estimates: "Sequence[Estimate]") -> None:
+    costs = ("cost",) if any(estimate.cost is not None for estimate in estimates) else ()
+    table = plain_table("device", "count", "images/s", "time", "largest batch each", *costs)
+    for estimate in estimates:
+        batch, speed = estimate.largest_batch, estimate.images_per_second
+        table.add_row(
+            estimate.device,
+            f"{estimate.devices:,}",
+            f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}",
+            format_duration(estimate.seconds),
+            "" if batch is None else f"{batch:,}" if batch else "none fits",
+            *(() if estimate.cost is None else (f"{estimate.cost:,.2f}",)),
+        )
+    human_console().print(table)
+
+
+def show_suite(result: Mapping[str, Any]) -> None:
+    """Print one row per task, grouped, with the paper's scores beside ours."""
+    models = result["paper_models"]
+    table = plain_table("task", "top-1", "95% CI", "test\nimages", *(name.replace(" ", "\n") for name in models))
+    for group in result["groups"]:
+        tasks = [task for task in result["tasks"] if task["group"] == group]
+        for task in tasks:
+            table.add_row(*_task_cells(task))
+        if tasks:
+            table.add_row(f"{group}, mean of {len(tasks)}", *_means(tasks, len(models)), style="bold")
+    if result["tasks"]:
+        table.add_row(f"mean of {len(result['tasks'])}", *_means(result["tasks"], len(models)), style="bold")
+    console = human_console()
+    console.print(table)
+    print_line(console, "The paper's columns are from table 9; their means are over the same tasks.", "dim")
+    for warning in _suite_warnings(result):
+        print_line(console, warning, "yellow")
+
+
+def _task_cells(task: Mapping[str, Any]) -> list[str]:
+    from rich.markup import escape
+
+    name = f"{task['stand_in']} for {task['task']}" if task["stand_in"] else task["task"]
+    papers = ("-" if task["stand_in"] else f"{score:.1f}" for score in task["paper"])
+    interval = f"{100 * task['low']:.1f}-{100 * task['high']:.1f}"
+    return [escape(name), f"{100 * task['top1']:.1f}", interval, f"{task['images']:,}", *papers]
+
+
+def _means(tasks: Sequence[Mapping[str, Any]], papers: int) -> list[str]:
+    """Return the cells of a row of means. Stand-ins cannot be compared with the paper."""
+    top1 = f"{100 * mean(task['top1'] for task in tasks):.1f}"
+    if any(task["stand_in"] for task in tasks):
+        return [top1, "", "", *["-"] * papers]
+    return [top1, "", "", *(f"{mean(task['paper'][column] for task in tasks):.1f}" for column in range(papers))]
+
+
+def _suite_warnings(result: Mapping[str, Any]) -> Iterator[str]:
+    for task in result["tasks"]:
+        name = task["task"]
+        if task["stand_in"]:
+            yield f"{name}: replaced by {task['stand_in']}"
+        if task["train_images"] < result["train_images"]:
+            yield f"{name}: trained on {task['train_images']:,} images instead of {result['train_images']:,}"
+        if not task["stand_in"] and task["classes_seen"] < task["classes"]:
+            yield f"{name}: the test images cover {task['classes_seen']} of {task['classes']} classes"
+        if task["unreadable"]:
+            yield f"{name}: {format_count(task['unreadable'], 'unreadable test image')}"
+        yield from (f"{name}: {note}" for note in task["notes"])
+    yield from (f"{name}: failed: {reason}" for name, reason in result["failed"].items())
+    if result["interrupted"]:
+        yield f"Interrupted. Not finished: {', '.join(result['unfinished'])}"
+    if result["missing"]:
+        yield f"Not found: {', '.join(result['missing'])}"
+    if result["unrecognized"]:
+        yield f"Not a task of the suite: {', '.join(result['unrecognized'])}"
+    if result["changed"]:
+        changes = ", ".join(f"{name}={value}" for name, value in result["changed"].items())
+        yield f"Differs from the paper's protocol: {changes}"
+
+
+def show_findings(findings: Mapping[str, Any], *, problems_only: bool) -> None:
+    """Print what `vitral doctor` found: versions, device, extras and problems."""
+    console = human_console()
+    if not problems_only:
+        rows = [(name, _finding(value)) for name, value in findings.items() if name not in _NESTED_FINDINGS]
+        rows += [(name, version or "missing") for name, version in findings["packages"].items()]
+        rows += [(name, _extra(name, extra)) for name, extra in findings["extras"].items()]
+        width = max(len(name) for name, _ in rows) + 2
+        for name, text in rows:
+            print_line(console, f"{name:<{width}}{text}")
+    for problem in findings["problems"]:
+        print_line(console, f"Problem: {problem}", "red")
+    if not findings["problems"] and not problems_only:
+        print_line(console, "No problems found.", "green")
+
+
+_NESTED_FINDINGS = ("packages", "problems", "extras")
+
+
+def _finding(value: object) -> str:
+    return f"{value['value']} ({value['reason']})" if isinstance(value, Mapping) else str(value)
+
+
+def _extra(name: str, extra: Mapping[str, Any]) -> str:
+    if extra["missing"]:
+        return f"not installed ({extra['what']}). Run: pip install 'vitral[{name}]'"
+    return f"installed ({extra['what']})"
+
+
+def show_settings(rows: Iterable[tuple[str, object, str]], recipes: Iterable[str]) -> None:
+    """Print every setting with its default and its explanation, grouped by section.
+
+    A section is the part of a setting's name before the dot. Settings without a section come first.
+    """
+    console = human_console()
+    width = min(console.width, MAX_TEXT_WIDTH)
+    sections: dict[str, list[tuple[str, object, str]]] = {"": []}
+    for row in rows:
+        sections.setdefault(row[0].rpartition(".")[0], []).append(row)
+    for section, settings in sections.items():
+        print_line(console, section or "general", "bold")
+        for name, default, text in settings:
+            print_line(console, f"  --{name.replace('_', '-')}{_default(default)}")
+            print_line(console, indent("\n".join(wrap(text, width - 6)), " " * 6), "dim")
+        console.print()
+    print_line(console, "\n".join(wrap(f"Recipes: {', '.join(recipes)}", width)))
+
+
+def _default(value: object) -> str:
+    """Return a default as you would type it on the command line, or "" if there is none."""
+    if value is None or value == "":
+        return ""
+    if isinstance(value, tuple | list):
+        text = ",".join(f"{item:g}" if isinstance(item, float) else str(item) for item in value)
+    elif isinstance(value, bool):
+        text = str(value).lower()
+    else:
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f" [default: {text}]"
+
+
+def _size(image_size: Sequence[int]) -> str:
+    return " x ".join(map(str, image_size))
+
+
+def _operations(exaflops: float) -> str:
+    return f"{_rounded(exaflops)} exaFLOPs" if exaflops >= 0.01 else f"{format_units(exaflops * 1e18)}FLOPs"
+
+
+def _core_days(days: float) -> str:
+    return f"{_rounded(days)} core-days" if days >= 0.01 else f"{format_duration(days * 24 * 3600)} of one core"
+
+
+def _rounded(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -1,0 +1,323 @@
+"""Read image headers and enforce limits before any pixel is decoded.
+
+Each unusable image raises `BadImageError` with one of a few reasons, so that callers can count them.
+"""
+
+import io
+import re
+import struct
+import warnings
+from dataclasses import dataclass, replace
+from math import prod
+from threading import Lock
+from typing import Literal
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from vitral.data.tiff import find_bands, read_size
+from vitral.errors import DataError
+
+Pixels = np.ndarray
+"""uint8 (height, width, channels)."""
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy")
+PEEKED_BYTES = 2**16
+"""Enough of a file for `check_start`."""
+Reason = Literal[
+    "empty",
+    "unsupported",
+    "truncated",
+    "corrupt",
+    "too large",
+    "too many pixels",
+    "bad dimensions",
+    "wrong channels",
+    "missing",
+    "unreadable",
+]
+_MAGIC_BYTES = {
+    b"\xff\xd8\xff": "JPEG",
+    b"\x89PNG\r\n\x1a\n": "PNG",
+    b"GIF87a": "GIF",
+    b"GIF89a": "GIF",
+    b"BM": "BMP",
+    b"II*\x00": "TIFF",
+    b"MM\x00*": "TIFF",
+    b"\x93NUMPY": "NPY",
+}
+_PNG_METADATA = (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp")
+_EXIF_ORIENTATION = 0x0112
+_MAX_FRAMES = 256
+_GRAY_MODES = ("1", "L", "LA", "La", "I", "F")
+
+
+class BadImageError(DataError):
+    """An image that cannot be used; `reason` is one of a few words."""
+
+    def __init__(self, reason: Reason, detail: str = ""):
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason: Reason = reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """The largest image that is read; checked against headers."""
+
+    bytes: int = 256 * 2**20
+    pixels: int = 89_000_000
+    side: int = 65_500
+    aspect: float = 100.0
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Header:
+    """Describe an image before it is decoded. Height and width are those of the upright image."""
+
+    format: str
+    height: int
+    width: int
+    mode: str
+    bands: int = 3
+    """1 for gray; 3 for color, with or without transparency; otherwise the bands of an array or TIFF."""
+    orientation: int = 1
+    """EXIF orientation, from 1 to 8."""
+
+    @property
+    def is_turned(self) -> bool:
+        """Return whether height and width are swapped in the file."""
+        return self.orientation >= 5
+
+
+def read_header(content: bytes, limits: Limits = LIMITS) -> Header:
+    """Return size, mode and orientation, or raise BadImageError. Nothing is decoded."""
+    name = find_format(content)
+    check_bytes(len(content), limits)
+    _check_claimed_size(content, name, limits)
+    if name == "NPY":
+        shape = read_npy_header(content).shape
+        header = _header_of_bands(name, (shape[0], shape[1]), shape[2] if len(shape) == 3 else 1)
+    elif name == "TIFF" and (bands := find_bands(content)) is not None:
+        header = _header_of_bands(name, bands.size, bands.count)
+    else:
+        image = open_with_pillow(content, name)
+        header = pillow_header(image, name, content)
+        if name == "TIFF" and header.bands == 1:
+            header = replace(header, bands=_count_frames(image))
+    check_size(header, limits)
+    return header
+
+
+def find_format(content: bytes) -> str:
+    """Return the format by the first bytes; file names are never trusted."""
+    if not content:
+        raise BadImageError("empty")
+    for magic, name in _MAGIC_BYTES.items():
+        if content.startswith(magic):
+            return name
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        return "WEBP"
+    raise BadImageError("unsupported", f"starts with {content[:8]!r}")
+
+
+# ---- limits ----
+
+
+def check_bytes(size: int, limits: Limits = LIMITS) -> None:
+    """Raise BadImageError if a file is too large to be read."""
+    if size > limits.bytes:
+        raise BadImageError("too large", f"{size:,} bytes; expected at most {limits.bytes:,}")
+
+
+def check_start(start: bytes, limits: Limits = LIMITS) -> None:
+    """Raise BadImageError if the first bytes of a large file already show that it is not usable."""
+    _check_claimed_size(start, find_format(start), limits)
+
+
+def _check_claimed_size(content: bytes, name: str, limits: Limits) -> None:
+    """Check the size that a file claims before Pillow or NumPy allocate anything, or warn about it."""
+    if name == "NPY":
+        check_shape(_parse_npy_header(content).shape, limits)
+        return
+    if name == "PNG" and len(content) >= 24 and content[12:16] != b"IHDR":
+        raise BadImageError("corrupt", "the header is not at the beginning")
+    try:
+        height, width = _claimed_size(content, name)
+    except (struct.error, IndexError, KeyError):
+        return  # Pillow judges damaged headers
+    if name == "PNG" or min(height, width) > 0:
+        check_size(Header(format=name, height=height, width=width, mode=""), limits)
+
+
+def _claimed_size(content: bytes, name: str) -> tuple[int, int]:
+    """Return (height, width) from the first bytes of a file; (0, 0) if the format does not state them there."""
+    if name == "PNG":
+        width, height = struct.unpack_from(">II", content, 16)
+    elif name == "JPEG":
+        return _claimed_jpeg_size(content)
+    elif name == "GIF":
+        width, height = struct.unpack_from("<HH", content, 6)
+    elif name == "TIFF":
+        return read_size(content)
+    elif name == "WEBP" and content[12:16] == b"VP8X":
+        width, height = (1 + int.from_bytes(content[at : at + 3], "little") for at in (24, 27))
+    elif name == "BMP" and content[14] >= 40:
+        width, height = struct.unpack_from("<ii", content, 18)
+    else:
+        return 0, 0
+    return abs(height), abs(width)
+
+
+def _claimed_jpeg_size(content: bytes) -> tuple[int, int]:
+    """Return (height, width) of the first start-of-frame segment."""
+    at = 2
+    while content[at] == 0xFF:
+        marker = content[at + 1]
+        if marker in range(0xC0, 0xD0) and marker not in (0xC4, 0xC8, 0xCC):
+            height, width = struct.unpack_from(">HH", content, at + 5)
+            return height, width
+        is_bare = marker in (0x01, 0xFF) or marker in range(0xD0, 0xD9)  # without a length; 0xFF is padding
+        at += (1 if marker == 0xFF else 2) if is_bare else 2 + struct.unpack_from(">H", content, at + 2)[0]
+    return 0, 0
+
+
+def check_shape(shape: tuple[int, ...], limits: Limits = LIMITS) -> None:
+    """Raise BadImageError unless an array of this shape is an image within the limits."""
+    if len(shape) not in (2, 3):
+        raise BadImageError("unsupported", f"array of shape {shape}; expected (H, W) or (H, W, C)")
+    bands = shape[2] if len(shape) == 3 else 1
+    if bands < 1:
+        raise BadImageError("bad dimensions", f"array of shape {shape} has no channels")
+    check_size(Header(format="array", height=shape[0], width=shape[1], mode="", bands=bands), limits)
+
+
+def check_size(header: Header, limits: Limits = LIMITS) -> None:
+    """Raise BadImageError if an image has no pixels, or more than the limits allow."""
+    height, width = header.height, header.width
+    size = f"{width} x {height} pixels"
+    if min(height, width) < 1 or max(height, width) > limits.side:
+        raise BadImageError("bad dimensions", f"{size}; expected sides from 1 to {limits.side}")
+    if max(height, width) > limits.aspect * min(height, width):
+        raise BadImageError("bad dimensions", f"{size}; expected an aspect ratio of at most {limits.aspect:g}")
+    if height * width * max(3, header.bands) > 3 * limits.pixels:
+        limit = f"{limits.pixels / 1e6:.0f} million pixels with 3 bands"
+        raise BadImageError("too many pixels", f"{size} with {header.bands} bands; expected at most {limit}")
+
+
+# ---- Pillow ----
+
+_PILLOW_LOCK = Lock()
+_PILLOW_FILTER = ("ignore", None, UserWarning, re.compile(r"PIL\."), 0)
+
+
+def open_with_pillow(content: bytes, name: str) -> Image.Image:
+    """Open an image of a known format with Pillow, which does not decode it yet."""
+    silence_pillow()
+    try:
+        return Image.open(io.BytesIO(content), formats=[name])
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise BadImageError("too many pixels", str(error)) from error
+    except UnidentifiedImageError as error:
+        raise BadImageError("truncated" if is_cut_off(content, name) else "corrupt", "unreadable header") from error
+    except Exception as error:  # Pillow's readers raise nearly anything
+        raise BadImageError("truncated" if is_cut_off(content, name) else "corrupt", str(error)) from error
+
+
+def silence_pillow() -> None:
+    """Ignore Pillow's warnings about damaged files, which vitral reports itself.
+
+    The filter matches only Pillow's modules and stays installed: `catch_warnings` is not safe with threads.
+    """
+    if not warnings.filters or warnings.filters[0] != _PILLOW_FILTER:
+        with _PILLOW_LOCK:
+            warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+
+
+def is_cut_off(content: bytes, name: str) -> bool:
+    """Return whether the end of the file is missing, or True for formats that do not mark their end."""
+    if name == "JPEG":
+        return b"\xff\xd9" not in content[-64:]
+    if name == "PNG":
+        return b"IEND" not in content[-64:]
+    if name == "WEBP":
+        return len(content) < int.from_bytes(content[4:8], "little") + 8
+    if name == "GIF":
+        return not content.rstrip(b"\0").endswith(b";")
+    return True
+
+
+def pillow_header(image: Image.Image, name: str, content: bytes | None = None) -> Header:
+    """Return the header of an open Pillow image."""
+    orientation = _read_orientation(image, name, content)
+    width, height = image.size
+    if orientation >= 5:
+        height, width = width, height
+    bands = 1 if image.mode in _GRAY_MODES or image.mode.startswith("I;16") else 3
+    return Header(format=name, height=height, width=width, mode=image.mode, bands=bands, orientation=orientation)
+
+
+def _read_orientation(image: Image.Image, name: str, content: bytes | None) -> int:
+    if name == "TIFF":  # Pillow turns TIFFs itself
+        return 1
+    # Pillow decodes a whole PNG to look for metadata after the pixels.
+    is_bare = name == "PNG" and content is not None and not any(mark in content for mark in _PNG_METADATA)
+    try:
+        orientation = (Image.Image.getexif(image) if is_bare else image.getexif()).get(_EXIF_ORIENTATION, 1)
+    except Exception:  # damaged metadata do not matter
+        return 1
+    return int(orientation) if orientation in range(1, 9) else 1
+
+
+def _header_of_bands(name: str, size: tuple[int, int], bands: int) -> Header:
+    return Header(format=name, height=size[0], width=size[1], mode=f"{bands} bands", bands=bands)
+
+
+def _count_frames(image: Image.Image) -> int:
+    """Return the number of frames, each of which is a band; 1 if the chain of frames is endless or broken."""
+    number = 0
+    try:
+        while number < _MAX_FRAMES:
+            number += 1
+            image.seek(number)
+    except EOFError:
+        return number
+    except Exception:  # a later frame is damaged
+        return 1
+    return 1
+
+
+# ---- NumPy ----
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NpyHeader:
+    """Describe the array in a .npy file, whose values begin at byte `start`."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    is_fortran: bool
+    start: int
+
+
+def read_npy_header(content: bytes) -> NpyHeader:
+    """Return the header of a whole .npy file, or raise BadImageError if its length does not match."""
+    header = _parse_npy_header(content)
+    expected, length = prod(header.shape) * header.dtype.itemsize, len(content) - header.start
+    if expected != length:
+        raise BadImageError("truncated", f"shape {header.shape} needs {expected:,} bytes; the file has {length:,}")
+    return header
+
+
+def _parse_npy_header(content: bytes) -> NpyHeader:
+    stream = io.BytesIO(content[:PEEKED_BYTES])
+    try:
+        version = np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, is_fortran, dtype = read(stream)
+    except Exception as error:  # NumPy evaluates the header as a Python literal, which fails in many ways
+        raise BadImageError("corrupt", str(error)) from error
+    if dtype.hasobject or dtype.kind not in "buif":
+        raise BadImageError("unsupported", f"array of {dtype}; expected numbers")
+    return NpyHeader(shape=shape, dtype=dtype, is_fortran=is_fortran, start=stream.tell())

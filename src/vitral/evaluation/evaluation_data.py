@@ -1,0 +1,78 @@
+"""Choose the images to evaluate a model on: the test split of its own run, or a split of another dataset."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitral.data.dataset import DatasetIndex, Item
+from vitral.data.sources import open_dataset
+from vitral.data.splits import TEST_SPLIT_REASON, VAL_FRACTION, choose_splits, own_test_split, split_off
+from vitral.errors import ConfigError, DataError
+from vitral.runs import Run
+
+NAME_DATASET = "Name the dataset to evaluate on: vitral evaluate MODEL DATA."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationData:
+    """A dataset with the images to evaluate on, and those that frozen features may learn from."""
+
+    dataset: DatasetIndex
+    train: tuple[Item, ...]
+    test: tuple[Item, ...]
+    reason: str
+    """The origin of the test images."""
+
+
+def choose_evaluation_data(run: Run | None, data: str | Path | None, *, needs_train: bool) -> EvaluationData:
+    """Return the images that the run held out, or the test split, the val split or all images of another dataset.
+
+    With ``needs_train``, a dataset without splits is split as training would do it.
+    """
+    config, manifest = (run.read_config(), run.read_manifest()) if run else ({}, {})
+    if data is None and "data" not in config:
+        raise ConfigError("There is no dataset to evaluate on.", hint=NAME_DATASET)
+    source = str(config["data"]) if data is None else data
+    dataset = open_dataset(source)
+    is_unchanged = bool(manifest) and manifest.get("data_fingerprint") == _fingerprint(dataset, source, config)
+    if data is None and not is_unchanged:
+        raise DataError(f"The dataset {source} has changed since the model was trained on it.", hint=NAME_DATASET)
+    # A hash of its name assigns an image to a split, so images keep their split if others are added or removed.
+    if is_unchanged or (data is not None and "data" in config and _is_same_path(str(data), str(config["data"]))):
+        val = open_dataset(config["val"]) if config.get("val") else None
+        if data is None and val is not None:
+            _check_val(val, manifest, config)
+        splits = choose_splits(dataset, val, config.get("val_fraction", VAL_FRACTION))
+        return EvaluationData(dataset=dataset, train=splits.train, test=splits.test, reason=splits.reasons["test"])
+    return _split_of(dataset, needs_train=needs_train)
+
+
+def _split_of(dataset: DatasetIndex, *, needs_train: bool) -> EvaluationData:
+    """Return the test images of a dataset that the model was not trained on."""
+    train = dataset.splits.get("train", ())
+    if name := own_test_split(dataset):
+        return EvaluationData(
+            dataset=dataset, train=train, test=dataset.splits[name], reason=f"the dataset's {name} split"
+        )
+    if needs_train:
+        rest, test = split_off(train)
+        return EvaluationData(dataset=dataset, train=tuple(rest), test=tuple(test), reason=TEST_SPLIT_REASON)
+    return EvaluationData(dataset=dataset, train=(), test=train, reason="all images")
+
+
+def _fingerprint(dataset: DatasetIndex, source: str | Path, config: Mapping[str, Any]) -> str:
+    """Return the fingerprint that a run of this objective records: without labels for masked patches."""
+    is_unlabeled = config.get("objective") == "masked-patches"
+    return (open_dataset(source, labeled=False) if is_unlabeled else dataset).fingerprint()
+
+
+def _check_val(val: DatasetIndex, manifest: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Raise DataError if the dataset given by --val is not the one that the run held out."""
+    fingerprint = _fingerprint(val, config["val"], config)
+    if manifest.get("val_fingerprint", fingerprint) != fingerprint:
+        raise DataError(f"The dataset {config['val']} (--val) has changed since the run.", hint=NAME_DATASET)
+
+
+def _is_same_path(first: str, second: str) -> bool:
+    return first == second or Path(first).expanduser().resolve() == Path(second).expanduser().resolve()

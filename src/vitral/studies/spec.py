@@ -1,0 +1,274 @@
+"""Read a study: cells that differ in a few settings, each trained once per seed.
+
+    title               heading of the page
+    question            what the study asks, in a paragraph (optional)
+    paper               the paper's numbers, as Markdown (optional)
+    seeds = [0, 1]      random seeds [default: [0]]
+    x_label             label of the x axis, for a plot of lines instead of dots
+    flops = true        add a panel with the FLOPs of one image against x
+    [base]              settings of vitral train for all cells, over those of base.toml
+    [evaluations]       further evaluations of all cells
+    [[cells]]           a name, settings of vitral train, and any of
+      images = 500        train on 500 images, equally many per class
+      canvas = 48         place every image, unscaled, on a canvas of 48 x 48 pixels
+      start = "cell"      start from the weights of that cell with the same seed
+      untrained = true    evaluate the model as initialized
+      evaluations = {}    a name, and options of vitral.evaluate, or packed = [24, 32], or canvas = 48
+      line, x             position in a plot of lines; evaluations may have them, too
+
+Settings that name another model (or a checkpoint, with from) discard the network settings of the layer below.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vitral.errors import ConfigError, check_int, check_number, did_you_mean
+from vitral.training.settings import flatten, with_settings
+
+BASE = "base"
+RESULT = "study.json"
+STUDY_KEYS = ("title", "question", "paper", "seeds", "x_label", "flops", "base", "evaluations", "cells")
+CELL_KEYS = ("name", "images", "canvas", "start", "untrained", "line", "x")
+EVALUATION_KEYS = ("knn", "few_shot", "image_size", "label_map", "packed", "canvas", "line", "x")
+RENAMED_KEYS = {"begins_as": "start_training", "others": "scores"}
+RENAMED_SETTINGS = {"selection": "val_fraction"}
+"""Names in study.json as earlier versions wrote them."""
+MAX_SEED = 2**31
+MAX_SIDE = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One variant of a study."""
+
+    name: str
+    settings: dict[str, Any]
+    """Settings of vitral train, by their dotted names."""
+    evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Further evaluations, by name: options of vitral.evaluate, packed or canvas."""
+    images: int | None = None
+    canvas: int | None = None
+    start: str | None = None
+    start_training: dict[str, Any] | None = None
+    """How the cell named by `start` is trained."""
+    untrained: bool = False
+    line: str | None = None
+    x: float | None = None
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """Return everything that determines the trained weights, apart from the seed and the starting weights."""
+        return {name: getattr(self, name) for name in ("settings", "images", "canvas", "start", "untrained")}
+
+    def matches(self, result: Mapping[str, Any]) -> bool:
+        """Return whether a finished cell (the content of study.json) was trained with these settings."""
+        start_training = result.get("start_training", self.start_training)
+        return result["training"] == self.training and start_training == self.start_training
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One cell, trained with one seed."""
+
+    study: str
+    cell: Cell
+    seed: int
+
+    def folder(self, out: Path, cell: str | None = None) -> Path:
+        """Return the run folder of this job, or of another cell with the same seed."""
+        return out / self.study / f"{_folder_name(cell or self.cell.name)}-seed{self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """A whole study, as its TOML file describes it."""
+
+    path: Path
+    title: str
+    question: str = ""
+    paper: str = ""
+    seeds: tuple[int, ...]
+    cells: tuple[Cell, ...]
+    x_label: str = ""
+    flops: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    def jobs(self) -> Iterator[Job]:
+        """Yield all jobs seed by seed, so that an interrupted study has complete rounds."""
+        for seed in self.seeds:
+            for cell in self.cells:
+                yield Job(study=self.name, cell=cell, seed=seed)
+
+    def cell(self, name: str) -> Cell:
+        return next(cell for cell in self.cells if cell.name == name)
+
+
+def study_names() -> list[str]:
+    """Return the names of the shipped studies."""
+    return sorted(path.stem for path in _shipped_folder().glob("*.toml") if path.stem != BASE)
+
+
+def study_path(name: str | Path) -> Path:
+    """Return the TOML file of a study: the path itself, or that of a shipped study by its name."""
+    if not isinstance(name, str | Path):
+        raise ConfigError(f"A study must be a TOML file or a name (got {name!r}).")
+    path = Path(name)
+    if path.suffix == ".toml":
+        if not path.is_file():
+            raise ConfigError(f"{path} does not exist.", hint=f"Shipped studies: {', '.join(study_names())}.")
+        return path
+    if str(name) not in study_names():
+        hint = did_you_mean(str(name), study_names())
+        names = f"Pass a .toml file, or one of {', '.join(study_names())}."
+        raise ConfigError(f"There is no study {str(name)!r}.", hint=hint or names)
+    return _shipped_folder() / f"{name}.toml"
+
+
+def read_study(name: str | Path, seeds: tuple[int, ...] | None = None) -> Study:
+    """Read and check a study; ``seeds`` replaces those of the file."""
+    path = study_path(name)
+    content = _read(path)
+    _check_keys(path, content, STUDY_KEYS)
+    for key in ("title", "cells"):
+        if not content.get(key):
+            raise ConfigError(f"{path.name} has no {key}.", hint=f"Add {'[[cells]]' if key == 'cells' else key}.")
+    texts = {key: _text(path, key, content.get(key, "")) for key in ("title", "question", "paper", "x_label")}
+    study = Study(
+        path=path,
+        **texts,
+        seeds=_seeds(path, content.get("seeds", [0]) if seeds is None else seeds),
+        cells=_cells(path, content),
+        flops=bool(content.get("flops", False)),
+    )
+    check_settings(study)
+    return study
+
+
+def check_settings(study: Study) -> None:
+    """Raise ConfigError for a setting that vitral train does not have, before the first cell is trained."""
+    for cell in study.cells:
+        with_settings(None, {"data": "", **cell.settings}, f"{study.path.name}, cell {cell.name!r}")
+
+
+def load_result(folder: Path) -> dict[str, Any] | None:
+    """Return the result of a finished cell from its run folder, or None."""
+    path = folder / RESULT
+    return upgrade_result(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+
+def upgrade_result(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a study.json with today's names of keys and settings."""
+    result = {RENAMED_KEYS.get(key, key): value for key, value in content.items()}
+    for key in ("training", "start_training"):
+        if training := result.get(key):
+            settings = {RENAMED_SETTINGS.get(name, name): value for name, value in training["settings"].items()}
+            result[key] = {**training, "settings": settings}
+    return result
+
+
+def _cells(path: Path, content: dict[str, Any]) -> tuple[Cell, ...]:
+    base = _layer(flatten(_read(_shipped_folder() / f"{BASE}.toml")), flatten(_table(path, "base", content)))
+    shared = _table(path, "evaluations", content)
+    if not isinstance(content["cells"], list) or not all(isinstance(cell, dict) for cell in content["cells"]):
+        raise ConfigError(f"{path.name}: cells must be a list of tables.", hint="Write [[cells]] above each cell.")
+    cells: list[Cell] = []
+    for number, table in enumerate(content["cells"], 1):
+        cell = _cell(f"{path.name}, cell {table.get('name', number)!r}", table, base, shared)
+        if cell.start is not None:
+            earlier = [other for other in cells if other.name == cell.start]
+            if not earlier:
+                raise ConfigError(f"{path.name}, cell {cell.name!r}: start={cell.start!r} is not an earlier cell.")
+            cell = replace(cell, start_training=earlier[0].training)
+        if any(_folder_name(cell.name) == _folder_name(other.name) for other in cells):
+            raise ConfigError(f"{path.name} has two cells named {cell.name!r}.", hint="Rename one of them.")
+        cells.append(cell)
+    return tuple(cells)
+
+
+def _cell(origin: str, table: dict[str, Any], base: dict[str, Any], shared: dict[str, Any]) -> Cell:
+    name = table.get("name")
+    if not isinstance(name, str) or not name.strip(". ") or not name.isprintable() or "\\" in name:
+        raise ConfigError(f"{origin}: name must be printable text (got {name!r}).", hint='Add name = "...".')
+    evaluations = shared | _table(origin, "evaluations", table)
+    for label, options in evaluations.items():
+        if not isinstance(options, dict):
+            raise ConfigError(f"{origin}: evaluation {label!r} must be a table of options (got {options!r}).")
+        _check_keys(f"{origin}, evaluation {label!r}", options, EVALUATION_KEYS)
+    values = {key: table[key] for key in CELL_KEYS if key in table}
+    _check_values(origin, values)
+    settings = flatten({key: value for key, value in table.items() if key not in (*CELL_KEYS, "evaluations")})
+    return Cell(settings=_layer(base, settings), evaluations=evaluations, **values)
+
+
+def _check_values(origin: str, values: Mapping[str, Any]) -> None:
+    if "images" in values:
+        check_int(f"{origin}: images", values["images"], minimum=1)
+    if "canvas" in values:
+        check_int(f"{origin}: canvas", values["canvas"], minimum=1, maximum=MAX_SIDE)
+    if "x" in values:
+        check_number(f"{origin}: x", values["x"], above=0)
+    if not isinstance(values.get("untrained", False), bool):
+        raise ConfigError(f"{origin}: untrained must be true or false (got {values['untrained']!r}).")
+
+
+def _layer(below: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings over those of the layer below, of which another network discards its own."""
+    if "model" in settings or "from" in settings:
+        below = {name: value for name, value in below.items() if not name.startswith("network.")}
+    if "from" in settings:
+        below.pop("model", None)
+    return below | settings
+
+
+def _seeds(path: Path, seeds: object) -> tuple[int, ...]:
+    if not isinstance(seeds, list | tuple) or not seeds:
+        raise ConfigError(f"{path.name}: seeds must be a list of integers (got {seeds!r}).", hint="Use seeds = [0, 1].")
+    return tuple(dict.fromkeys(check_int("seeds", seed, minimum=0, maximum=MAX_SEED) for seed in seeds))
+
+
+def _text(path: Path, key: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{path.name}: {key} must be text (got {value!r}).")
+    return value
+
+
+def _table(origin: Path | str, key: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    table = content.get(key, {})
+    if not isinstance(table, dict):
+        name = origin.name if isinstance(origin, Path) else origin
+        raise ConfigError(f"{name}: {key} must be a table (got {table!r}).")
+    return table
+
+
+def _check_keys(origin: Path | str, content: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
+    for key in content:
+        if key not in allowed:
+            name = origin.name if isinstance(origin, Path) else origin
+            hint = did_you_mean(key, allowed) or f"Known keys: {', '.join(allowed)}."
+            raise ConfigError(f"{name}: unknown key {key!r}.", hint=hint)
+
+
+def _folder_name(cell: str) -> str:
+    return cell.replace(" ", "-").replace("/", "-")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"Cannot read {path}: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from error
+
+
+def _shipped_folder() -> Path:
+    """Return the folder of the shipped studies: inside the package, or in a clone beside ``src``."""
+    inside = Path(__file__).parent / "shipped"
+    return inside if inside.is_dir() else Path(__file__).parents[3] / "studies"

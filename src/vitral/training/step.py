@@ -1,0 +1,168 @@
+"""One training step: a batch in, gradients, updated weights; with all tensors that the next step depends on."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import count, islice
+from math import isfinite
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from vitral.data.batches import Batch, BatchLoader
+from vitral.devices import keep_freed_memory, release_freed_memory
+from vitral.errors import VitralError
+from vitral.model.network import Network
+from vitral.training.config import ResolvedConfig
+from vitral.training.optimizer import Optimizer
+from vitral.training.state import TrainState
+from vitral.training.tasks import Task
+from vitral.training.tuning import choose_parameters
+
+INITIAL_LOSS_SCALE, MAX_LOSS_SCALE = 2.0**14, 2.0**16
+SCALE_GROWTH_STEPS = 1000
+"""Steps without an overflow of float16 before a larger loss scale is tried."""
+TRIM_EVERY = 100
+"""Steps between two returns of free memory to the system; one takes a fraction of a step."""
+
+
+class TrainingError(VitralError):
+    """Training cannot continue."""
+
+
+class Learner:
+    """A network with its task, its optimizer and its moving average."""
+
+    def __init__(self, model: Network, task: Task, config: ResolvedConfig):
+        self.model, self.task, self.config = model, task, config
+        self.device = torch.device(config.device)
+        choose_parameters(model, config.tune)
+        model.to(self.device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
+        model.gradient_checkpointing = config.gradient_checkpointing
+        self.optimizer = Optimizer(model, config.optim, extra=task.extra)
+        self.modules = nn.ModuleList([model, task.extra])
+        self.average = MovingAverage(self.modules, config.ema) if config.ema else None
+
+    def train_step(self, batch: Batch, state: TrainState, lr_factor: float) -> float:
+        """Update the weights from one batch and return its loss. TrainingError if a gradient is not finite."""
+        torch.manual_seed(self.config.seed * 1_000_003 + state.step)  # dropout and stochastic depth of this step
+        loss = self.compute_gradients(batch, state.step, state.loss_scale)
+        parameters = list(self.optimizer.parameters.values())
+        if state.loss_scale != 1:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad /= state.loss_scale
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.optim.clip or float("inf"))
+        if state.loss_scale > 1 and not torch.isfinite(norm):
+            state.loss_scale /= 2  # an overflow of float16: skip this step
+            state.steps_in_range = 0
+        elif not torch.isfinite(norm) or not isfinite(loss):
+            raise TrainingError(
+                f"the loss is {loss} and the gradient norm {norm.item()}",
+                hint=f"Lower optim.lr ({self.config.optim.lr:g}), or check these images.",
+            )
+        else:
+            self.optimizer.step(lr_factor)
+            state.steps_in_range += 1
+            if self.config.precision == "float16" and state.steps_in_range % SCALE_GROWTH_STEPS == 0:
+                state.loss_scale = min(2 * state.loss_scale, MAX_LOSS_SCALE)  # keeps small gradients above zero
+        self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update(self.modules)
+        if self.device.type == "cpu" and (state.step + 1) % TRIM_EVERY == 0:
+            release_freed_memory()
+        return loss
+
+    def compute_gradients(self, batch: Batch, step: int, loss_scale: float) -> float:
+        """Accumulate the gradients of all micro-batches and return the loss."""
+        self.model.train()
+        prepared = self.task.prepare(batch, step)
+        total = 0.0
+        parts, size = self.config.accumulate, len(prepared)
+        for index in range(parts):
+            part = slice(index * size // parts, (index + 1) * size // parts)
+            if part.start == part.stop:
+                continue
+            with self.autocast():
+                outputs = self.task.forward(prepared, part)
+            loss = self.task.loss(outputs, prepared, part)
+            (loss * loss_scale).backward()  # pyright: ignore[reportUnknownMemberType]
+            total += loss.item()
+        return total
+
+    def time_step(self, loader: BatchLoader, loss_scale: float) -> float:
+        """Return the seconds of a step: the median of a few that change nothing, after a first one to warm up."""
+        state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        times: list[float] = []
+        start = time.perf_counter()
+        batches = (batch for epoch in count() for batch in loader.epoch(epoch))
+        for batch in islice(batches, 8):  # from batch to batch, so that loading counts
+            self.compute_gradients(batch, 0, loss_scale)
+            self.optimizer.zero_grad()
+            times.append(time.perf_counter() - start)
+            start = time.perf_counter()
+        self.model.load_state_dict(state)
+        return median(times[1:]) * 1.1  # plus the optimizer
+
+    def autocast(self) -> AbstractContextManager[object]:
+        if self.config.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=getattr(torch, self.config.precision))
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Use the averaged weights, if there are any, inside the context."""
+        return nullcontext() if self.average is None else swapped_weights(self.modules, self.average.values)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors that a resumed run needs."""
+        tensors = {f"model:{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors |= {f"extra:{name}": tensor for name, tensor in self.task.extra.state_dict().items()}
+        tensors |= {f"optimizer:{name}": tensor for name, tensor in self.optimizer.state().items()}
+        if self.average is not None:
+            tensors |= {f"average:{name}": tensor for name, tensor in self.average.values.items()}
+        return tensors
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(":")
+            parts.setdefault(part, {})[rest] = tensor
+        self.model.load_state_dict(parts["model"])
+        self.task.extra.load_state_dict(parts.get("extra", {}))
+        self.optimizer.load(parts.get("optimizer", {}))
+        if self.average is not None:
+            self.average.values = {name: tensor.to(self.device) for name, tensor in parts["average"].items()}
+
+
+def initial_loss_scale(config: ResolvedConfig) -> float:
+    return INITIAL_LOSS_SCALE if config.precision == "float16" else 1.0
+
+
+class MovingAverage:
+    """An exponential moving average of the weights."""
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.decay = decay
+        self.values: dict[str, Tensor] = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        for name, tensor in model.state_dict().items():
+            if tensor.is_floating_point():
+                self.values[name].lerp_(tensor, 1 - self.decay)
+            else:
+                self.values[name].copy_(tensor)
+
+
+@contextmanager
+def swapped_weights(model: nn.Module, values: dict[str, Tensor]) -> Iterator[None]:
+    """Use other weights in a model inside the context."""
+    original = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    model.load_state_dict(values)
+    try:
+        yield
+    finally:
+        model.load_state_dict(original)

@@ -1,0 +1,97 @@
+"""Tasks: the parts of a run that differ between learning from labels and learning from images alone."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from vitral.data.batches import Batch, BatchLoader
+from vitral.data.dataset import Item
+from vitral.data.splits import Splits
+from vitral.evaluation.metrics import Scores
+from vitral.model.network import Network
+from vitral.runs import Run
+from vitral.training.events import Event
+
+BATCH_SAMPLE = 2**40 - 2
+"""The sample index whose random numbers mix or corrupt a whole batch."""
+
+
+class Corruption(NamedTuple):
+    """The changes to the patch embeddings of a batch."""
+
+    corrupted: Tensor
+    """(B, M): the patches to predict; some of them keep their embedding."""
+    masked: Tensor
+    """(B, N): whether a patch gets the mask embedding."""
+    source: Tensor
+    """(B, N): the patch whose embedding each one gets: itself, unless it was swapped."""
+
+
+class PreparedBatch(NamedTuple):
+    """A batch on its device."""
+
+    images: Any
+    """(B, C, H, W), or a list of (C, H, W) of any sizes."""
+    targets: Tensor
+    corruption: Corruption | None = None
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A model's scores on a split."""
+
+    scores: Scores
+    unreadable: Sequence[tuple[str, str]]
+    """Names of the images that could not be read, with the reasons."""
+    report: dict[str, Any] = field(default_factory=dict[str, Any])
+    """For the test split: the content of `test` in report.json."""
+
+
+class Task(Protocol):
+    """What a network learns."""
+
+    @property
+    def extra(self) -> nn.Module:
+        """Parameters that are trained beside the network and are not part of the model."""
+        ...
+
+    def prepare(self, batch: Batch, step: int) -> PreparedBatch:
+        """Move a batch to the device, with its targets; random numbers depend on the step."""
+        ...
+
+    def forward(self, batch: PreparedBatch, part: slice) -> Tensor:
+        """Run the network on a part of a batch, under autocast if there is any."""
+        ...
+
+    def loss(self, outputs: Tensor, batch: PreparedBatch, part: slice) -> Tensor:
+        """Return the part's share of the loss of the whole batch."""
+        ...
+
+    def measure(self, model: Network, loader: BatchLoader, split: str) -> Generator[Event, None, Measurement]:
+        """Run a model over the "validation" or the "test" split."""
+        ...
+
+    def measure_baseline(self, model: Network, splits: Splits) -> Generator[Event, None, None]:
+        """Measure the features of the checkpoint that training starts from, as a Baseline or a Warned event."""
+        ...
+
+    def save(self, run: Run) -> None:
+        """Write what belongs to the best model but is not part of it."""
+        ...
+
+    def check_saved(self, run: Run) -> None:
+        """Raise WeightsError if that file is missing."""
+        ...
+
+    def load(self, run: Run) -> None:
+        """Read it again."""
+        ...
+
+    def draw(self, model: Network, run: Run, report: dict[str, Any], images: Sequence[Item]) -> None:
+        """Draw images of the test split for the report."""
+        ...

@@ -1,0 +1,232 @@
+"""Exported files run in the runtimes that they are for, with preprocessing by hand from the file's metadata.
+
+The exports run in a process of their own, because tracing needs the code without the shape checks of the tests.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+
+import vitral
+from tests.cli.typed import typed
+from tests.conftest import small_model
+from vitral.api import _name_of as name_of
+from vitral.exporting import onnx
+from vitral.exporting.exporter import (
+    PixelModel,
+    compare,
+    compute_outputs,
+    export,
+    export_notes,
+    file_metadata,
+    random_images,
+)
+from vitral.weights.checkpoint import Checkpoint, LoadReport
+
+MODELS = """dict(
+    token=small_model(representation=12),
+    convolutions=small_model(position="sincos-2d", pool="mean", stem=vitral.ConvStem(widths=(8, 8)), patch_size=1),
+    hybrid=small_model(stem=vitral.ResNetStem(stages=(1,)), patch_size=1),
+    several=small_model(registers=2, pool="map", position="learned-2d", position_at="every-layer"),
+    relative=small_model(depth=1, position="relative"),
+    axial=small_model(depth=1, position="relative", attention="axial", pool="mean"),
+    bit=vitral.create("bit-r50x1", stages=(1, 1, 1, 1), num_classes=5, image_size=32),
+)"""
+PRELUDE = f"""
+import torch, vitral
+from pathlib import Path
+from tests.conftest import small_model
+from vitral.data.transforms import scale_and_shift
+from vitral.exporting import onnx
+from vitral.exporting.exporter import export
+from vitral.weights.checkpoint import Checkpoint
+torch.manual_seed(0)
+MODELS = {MODELS}
+torch.nn.init.normal_(MODELS["bit"].head.weight, std=0.05)
+def checkpoint(model):
+    size = model.config.image_hw
+    preprocess = vitral.Preprocess(size=size, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    labels = tuple(f"label {{number}}" for number in range(model.config.num_classes))
+    return Checkpoint(model=model, preprocess=preprocess, labels=labels)
+"""
+
+
+def run(script: str) -> str:
+    done = subprocess.run([sys.executable, "-c", PRELUDE + script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported")
+    output = run(f"""
+folder = Path({str(folder)!r})
+with torch.inference_mode():  # as after a prediction
+    scale_and_shift((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), torch.device("cpu"))
+for name, model in MODELS.items():
+    vitral.save(checkpoint(model), folder / f"{{name}}.safetensors")
+    assert export(checkpoint(model), folder / f"{{name}}.onnx", to="onnx").difference < 1e-5
+export(checkpoint(MODELS["bit"]), folder / "bit.pt2", to="pt2")
+onnx.MAX_BYTES = 1000
+vitral.save(checkpoint(MODELS["token"]), folder / "large.safetensors")
+export(checkpoint(MODELS["token"]), folder / "large.onnx", to="onnx")
+""")
+    assert output == ""
+    return folder
+
+
+@pytest.mark.parametrize("name", ["token", "convolutions", "hybrid", "several", "relative", "axial", "bit", "large"])
+def test_onnx_runtime_outputs_equal_the_models(exported: Path, name: str) -> None:
+    session = onnxruntime.InferenceSession(exported / f"{name}.onnx", providers=["CPUExecutionProvider"])
+    metadata = json.loads(session.get_modelmeta().custom_metadata_map["vitral"])
+    original = vitral.load(exported / f"{name}.safetensors")
+    assert tuple(metadata["labels"]) == original.labels
+    assert (exported / f"{name}.onnx.data").is_file() == (name == "large")  # as for models above 2 GB
+    assert session.get_inputs()[0].shape == ["batch", 3, *metadata["preprocess"]["size"]]
+    assert session.get_outputs()[0].shape == ["batch", len(metadata["labels"])]
+    mean, std = (np.float64(metadata["preprocess"][name])[:, None, None] for name in ("mean", "std"))
+    for count in (1, 5):
+        pixels = np.random.default_rng(count).integers(0, 256, (count, 3, *metadata["preprocess"]["size"]), np.uint8)
+        with torch.inference_mode():
+            expected = original.model(torch.from_numpy((pixels / 255 - mean) / std).float()).numpy()
+        assert np.abs(expected).max() > 0.1
+        np.testing.assert_allclose(session.run(None, {"images": pixels})[0], expected, atol=1e-4, rtol=1e-5)
+
+
+def test_torch_outputs_equal_the_models(exported: Path) -> None:
+    extra = {"vitral.json": ""}
+    program = torch.export.load(exported / "bit.pt2", extra_files=extra)
+    metadata = json.loads(extra["vitral.json"])
+    assert metadata["preprocess"]["std"] == [0.4, 0.5, 0.6]
+    original = vitral.load(exported / "bit.safetensors")
+    pixels = torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8)
+    mean, std = (torch.tensor(metadata["preprocess"][name])[:, None, None] for name in ("mean", "std"))
+    with torch.inference_mode():
+        expected = original.model((pixels / 255 - mean) / std)
+        torch.testing.assert_close(program.module()(pixels), expected, atol=1e-4, rtol=1e-5)
+
+
+def test_a_file_with_other_outputs_is_deleted(tmp_path: Path) -> None:
+    """Without the guard, ONNX Runtime gets padded pooling wrong. When this test fails, delete the guard."""
+    output = run(f"""
+onnx._guard_padded_pools = lambda graph: None
+try:
+    export(checkpoint(MODELS["bit"]), Path({str(tmp_path)!r}) / "bit.onnx", to="onnx")
+except vitral.VitralError as error:
+    print(error)
+""")
+    assert "outputs differ from the model's" in output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_outputs_are_compared() -> None:
+    checkpoint = Checkpoint(model=small_model(), preprocess=vitral.Preprocess(size=(24, 16), resize="native"))
+    network = PixelModel(checkpoint.model, checkpoint.preprocess)
+    batches = [random_images(checkpoint, count) for count in (1, 3)]
+    expected = compute_outputs(network, batches)
+
+    def same(images: np.ndarray) -> np.ndarray:
+        return compute_outputs(network, [torch.from_numpy(images)])
+
+    def nan_for_several(images: np.ndarray) -> np.ndarray:
+        return same(images) * (np.nan if len(images) > 1 else 1)
+
+    assert expected.shape == (4, 7)
+    assert compare(same, batches, expected) == 0
+    for wrong in (nan_for_several, lambda images: same(images) + 0.01):
+        with pytest.raises(vitral.VitralError, match="outputs differ from the model's"):
+            compare(wrong, batches, expected)
+    (note,) = export_notes(checkpoint, expected)
+    assert "only takes 24 x 16" in note
+    assert "the head is untrained" in next(export_notes(checkpoint, expected[:1]))
+    assuming = replace(
+        checkpoint, report=LoadReport(source="x", dialect="google", format="npz", assumed=("preprocessing: as usual",))
+    )
+    assert next(export_notes(assuming, expected)) == "assumed: preprocessing: as usual"
+    assert file_metadata(assuming)["assumed"] == ["preprocessing: as usual"]
+    torch.nn.init.constant_(checkpoint.model.head.weight, torch.inf)  # type: ignore[arg-type]
+    with pytest.raises(vitral.WeightsError, match="NaN or Inf"):
+        compute_outputs(network, batches)
+
+
+def test_errors_of_the_exporter_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "old.onnx").write_bytes(b"mine")
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no such thing\nand a long story")
+
+    monkeypatch.setattr(torch.export, "export", fail)
+    with pytest.raises(vitral.VitralError, match="Cannot export this model to onnx: no such thing[.]$"):
+        export(small_model(), tmp_path / "old.onnx", to="onnx", overwrite=True)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"mine"]
+
+
+def test_the_command(exported: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bit.onnx"
+    out.write_bytes(b"old")
+    arguments = ["export", str(exported / "bit.safetensors"), "--to", "onnx", "--out", str(out), "--overwrite"]
+    arguments += ["--image-size", "32", "--format", "json"]
+    done = subprocess.run([sys.executable, "-m", "vitral", *arguments], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["bytes"] == out.stat().st_size
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    shown = json.loads(
+        typed("predict", str(exported / "bit.safetensors"), str(tmp_path / "photo.png"), "--format", "json").stdout
+    )
+    session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
+    logits = session.run(None, {"images": pixels.transpose(2, 0, 1)[None]})[0][0]
+    probabilities = np.exp(logits) / np.exp(logits).sum()
+    assert shown["label"] == f"label {probabilities.argmax()}"
+    assert shown["probability"] == pytest.approx(probabilities.max(), abs=1e-4)
+
+
+def test_wrong_use_raises_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    checkpoint = Checkpoint(model=model, preprocess=vitral.Preprocess(size=(16, 16)))
+    existing = tmp_path / "existing.onnx"
+    existing.write_bytes(b"mine")
+    (tmp_path / "link.onnx").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "large.onnx.data").write_bytes(b"numbers")
+    for path, to, facts in [
+        (existing, "onnx", "--overwrite"),
+        (tmp_path / "x.pt", "onnx", "end in .onnx"),
+        (tmp_path, "onnx", "is a folder"),
+        (tmp_path / "link.onnx", "onnx", "--overwrite"),
+        (tmp_path / "large.onnx", "onnx", r"large.onnx.data already exists"),
+        (5, "onnx", "got 5"),
+        (tmp_path / "none" / "x.onnx", "onnx", "none does not exist"),
+        (tmp_path / "x.onnx", "onxx", "Did you mean 'onnx'?"),
+    ]:
+        with pytest.raises(vitral.VitralError, match=facts):
+            export(checkpoint, path, to=to)
+    assert existing.read_bytes() == b"mine"
+    (tmp_path / "blob").write_bytes(b"")
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blob")
+    assert name_of(str(tmp_path / "model.safetensors")) == "model"
+    monkeypatch.setattr(onnx, "find_spec", lambda package: None)
+    with pytest.raises(vitral.VitralError, match=r"needs onnxscript.*pip install 'vitral\[fast\]'"):
+        export(checkpoint, tmp_path / "x.onnx", to="onnx")
+    done = typed("export", str(tmp_path / "nothing"), "--to", "pt2")
+    assert done.returncode == 2
+    assert str(tmp_path / "nothing") in done.stderr
+
+
+def test_a_damaged_file_is_not_exported(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    vitral.save(small_model(), path)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 0x80
+    path.write_bytes(content)
+    with pytest.raises(vitral.WeightsError, match="model.safetensors"):
+        vitral.export(path, tmp_path / "model.pt2", to="pt2")
+    assert not (tmp_path / "model.pt2").exists()
