@@ -4,7 +4,7 @@ The public names are loaded on first use, so that `import vitral` and `vitral --
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from vitral.api import export as export
@@ -75,7 +75,7 @@ _MODULE_OF = {name: f"vitral.{module}" for module, names in _MODULES.items() for
 __all__ = sorted([*_MODULE_OF, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "data":  # a package with public names of its own
         return import_module("vitral.data")
     if name not in _MODULE_OF:

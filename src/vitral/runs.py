@@ -321,7 +321,7 @@ def _rename_each(rows: list[dict[str, Any]], names: Mapping[str, str]) -> list[d
     return [{names.get(name, name): value for name, value in row.items()} for row in rows]
 
 
-def _upgrade_baseline(baseline: Any) -> Any:
+def _upgrade_baseline(baseline: object) -> object:
     if not isinstance(baseline, dict):
         return baseline
     names = {"train_pictures": "train_images", "pictures": "images"}
@@ -341,10 +341,11 @@ def _is_a(*kinds: type) -> Check:
     return lambda value: isinstance(value, kinds) and not isinstance(value, bool)
 
 
-def _is_baseline(value: Any) -> bool:
+def _is_baseline(value: object) -> bool:
     names = {"few_shot", "knn", "train_images", "images"}
-    is_complete = isinstance(value, dict) and set(value) == names
-    return value is None or (is_complete and all(map(_is_a(int, float), value.values())))
+    if not isinstance(value, dict):
+        return value is None
+    return set(value) == names and all(map(_is_a(int, float), value.values()))
 
 
 _MANIFEST: dict[str, Check] = {

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 import vitral
-from vitral.studies.cell import build_network
-from vitral.studies.costs import training_flops
+from vitral.studies.cell import build_network, training_flops
 from vitral.studies.page import BEGIN, END, page_head, results_table, write_page
 from vitral.studies.plots import image_flops
 from vitral.studies.spec import Study, read_study, study_names

@@ -354,8 +354,8 @@ def test_layer_decay(what: str, bit: bool, expected: float) -> None:
 
 def test_layer_decay_from_scratch() -> None:
     assert choose()[0].optim.layer_decay == 1.0
-    own = make_facts(pretrained=checkpoint())  # a network of the caller's own is no trained checkpoint
-    config, _ = choose(own, model="custom:Own")
+    facts = make_facts(pretrained=checkpoint())  # a network of the caller's own has no trained weights
+    config, _ = choose(facts, model="custom:Own")
     assert (config.optim.layer_decay, config.optim.lr, config.tune.what) == (1.0, 1e-3, "all")
 
 

@@ -32,7 +32,7 @@ CLASSES = ("field", "water", "wood")
 
 
 def make_pixels(label: int, index: int, bands: int) -> np.ndarray:
-    """Noise, and one of the last three bands is bright, by class: RGB alone would not tell them apart."""
+    """Noise, and one of the last three bands is bright, by class: RGB alone would not separate the classes."""
     pixels = np.random.default_rng([label, index]).integers(0, 80, (20, 24, bands), dtype=np.uint8)
     pixels[..., bands - 1 - label] += 150
     return pixels

@@ -1,4 +1,4 @@
-"""What a run writes down about itself: manifest.json, report.json, log.txt and its tables."""
+"""A run records itself in manifest.json, report.json, log.txt and its tables."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Which epoch's model is kept, and when training stops early."""
+"""BestEpoch decides which model is kept and when training stops early."""
 
 from math import nan
 

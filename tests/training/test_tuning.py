@@ -1,4 +1,4 @@
-"""Which weights are trained, LoRA, and the adapter file."""
+"""Tuning freezes weights, adds LoRA, and writes the adapter file."""
 
 from pathlib import Path
 from typing import Any

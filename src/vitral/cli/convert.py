@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import FORMAT, PRECISION, SWITCH
+from vitral.cli.parameters import FORMAT, Model, Switch
 from vitral.console.checkpoint import show_conversion
 from vitral.console.output import Format, show_json
 from vitral.errors import ConfigError, short_repr
@@ -14,7 +14,7 @@ Dialect = Literal["native", "google", "big_vision", "timm", "huggingface", "torc
 
 
 def convert(
-    model: str,
+    model: Model,
     target: Path,
     /,
     *,
@@ -31,10 +31,13 @@ def convert(
     ] = (),
     precision: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        PRECISION,
-        Parameter(help="Round the weights to bfloat16 or float16, which halves the file.", show_choices=False),
+        Parameter(
+            help="Round the weights to bfloat16 or float16, which halves the file.",
+            metavar="PRECISION",
+            show_choices=False,
+        ),
     ] = None,
-    overwrite: Annotated[bool, SWITCH, Parameter(help="Replace the target if it exists.")] = False,
+    overwrite: Annotated[Switch, Parameter(help="Replace the target if it exists.")] = False,
     format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet.")] = "human",
 ) -> None:
     """Convert a checkpoint to another dialect, and verify it.
@@ -43,8 +46,6 @@ def convert(
 
     Parameters
     ----------
-    model
-        A run folder, a weights file, a shipped name (vit-cifar10), or hf:OWNER/NAME.
     target
         File to write: .safetensors for native; .npz for google, big_vision and bit; .safetensors or .pth for the
         others. timm and huggingface also write folders.

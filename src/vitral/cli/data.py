@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import FILE, FORMAT, SWITCH
+from vitral.cli.parameters import FORMAT, OptionalFile, Switch
 from vitral.console.output import Format, show_json, show_lines
 from vitral.errors import ConfigError, DataError
 
@@ -15,8 +15,8 @@ def data(
     data: str,
     /,
     *,
-    sheet: Annotated[Path | None, FILE, Parameter(help="Write a contact sheet to FILE (.png).")] = None,
-    headers_only: Annotated[bool, SWITCH, Parameter(help="Skip decoding: faster, but misses damaged pixels.")] = False,
+    sheet: Annotated[OptionalFile, Parameter(help="Write a contact sheet to FILE (.png).")] = None,
+    headers_only: Annotated[Switch, Parameter(help="Skip decoding: faster, but misses damaged pixels.")] = False,
     format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet (problems only).")] = "human",
 ) -> None:
     """Check a dataset before training on it.

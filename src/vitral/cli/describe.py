@@ -4,30 +4,23 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import FORMAT, IMAGE_SIZE, INTEGER
+from vitral.cli.parameters import FORMAT, ImageSize, Model, OptionalInteger
 from vitral.console.checkpoint import show_checkpoint
 from vitral.console.output import Format, show_json, show_lines
 
 
 def describe(
-    model: str,
+    model: Model,
     /,
     *,
-    image_size: Annotated[
-        tuple[int, int] | None, IMAGE_SIZE, Parameter(help="Describe the model as loaded at another size.")
-    ] = None,
-    heads: Annotated[int | None, INTEGER, Parameter(help="Attention heads, if the file does not state them.")] = None,
+    image_size: Annotated[ImageSize, Parameter(help="Describe the model as loaded at another size.")] = None,
+    heads: Annotated[OptionalInteger, Parameter(help="Attention heads, if the file does not state them.")] = None,
     format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet (the dialect only).")] = "human",
 ) -> None:
     """Describe a checkpoint.
 
     Prints dialect, config, preprocessing and checksum, and lists which tensors are renamed, resized, initialized or
     ignored.
-
-    Parameters
-    ----------
-    model
-        A run folder, a weights file, a shipped name (vit-cifar10), or hf:OWNER/NAME.
 
     Examples
     --------

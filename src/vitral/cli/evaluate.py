@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import DEVICE, FILE, FORMAT, IMAGE_SIZE, INTEGER, MODEL, PRECISION, SWITCH
+from vitral.cli.parameters import FORMAT, Device, ImageSize, Model, OptionalFile, OptionalInteger, Switch
 from vitral.console.output import Format, show_json, show_lines
 from vitral.errors import ConfigError
 
@@ -25,15 +25,17 @@ class Measures:
         ),
     ] = None
     knn: Annotated[
-        int | None, INTEGER, Parameter(help="Evaluate the features by the K nearest neighbors.", metavar="K")
+        OptionalInteger, Parameter(help="Evaluate the features by the K nearest neighbors.", metavar="K")
     ] = None
-    against: Annotated[str | None, MODEL, Parameter(help="Compare with a second model on the same images.")] = None
-    against_label_map: Annotated[Path | None, FILE, Parameter(help="The label map of the second model.")] = None
-    temperature: Annotated[bool, SWITCH, Parameter(help="Report the calibration after temperature scaling.")] = False
+    against: Annotated[
+        str | None, Parameter(help="Compare with a second model on the same images.", metavar="MODEL")
+    ] = None
+    against_label_map: Annotated[OptionalFile, Parameter(help="The label map of the second model.")] = None
+    temperature: Annotated[Switch, Parameter(help="Report the calibration after temperature scaling.")] = False
     label_map: Annotated[
-        Path | None, FILE, Parameter(help="Map classes to labels: lines of a dataset class and a model label.")
+        OptionalFile, Parameter(help="Map classes to labels: lines of a dataset class and a model label.")
     ] = None
-    real: Annotated[Path | None, FILE, Parameter(help="Score with all true labels of each image (ReaL, JSON).")] = None
+    real: Annotated[OptionalFile, Parameter(help="Score with all true labels of each image (ReaL, JSON).")] = None
     cache: Annotated[bool, Parameter(help="Do not keep features on disk for the next evaluation.")] = True
 
 
@@ -47,13 +49,12 @@ class Suite:
         Parameter(name="--suite", help="Fine-tune on each of the 19 tasks in the folder DATA.", metavar="NAME"),
     ] = None
     steps: Annotated[
-        int | None,
-        INTEGER,
+        OptionalInteger,
         Parameter(help="Training steps per task (with --suite).", show_default="2,500, as in the paper"),
     ] = None
-    accumulate: Annotated[
-        int | None, INTEGER, Parameter(help="Micro-batches per step (with --suite), to save memory.")
-    ] = None
+    accumulate: Annotated[OptionalInteger, Parameter(help="Micro-batches per step (with --suite), to save memory.")] = (
+        None
+    )
 
 
 @Parameter(name="*")
@@ -61,19 +62,22 @@ class Suite:
 class Inference:
     """How to run the model. The defaults of a suite are those of its protocol."""
 
-    image_size: Annotated[tuple[int, int] | None, IMAGE_SIZE] = None
-    device: Annotated[str, DEVICE] = "auto"
-    precision: Annotated[str | None, PRECISION, Parameter(show_default="float32; auto with --suite")] = None
-    batch_size: Annotated[
-        int | None, INTEGER, Parameter(help="Images per batch.", show_default="64; 512 with --suite")
+    image_size: ImageSize = None
+    device: Device = "auto"
+    precision: Annotated[
+        str | None,
+        Parameter(help="float32, bfloat16 or float16.", metavar="PRECISION", show_default="float32; auto with --suite"),
     ] = None
+    batch_size: Annotated[OptionalInteger, Parameter(help="Images per batch.", show_default="64; 512 with --suite")] = (
+        None
+    )
     workers: Annotated[
-        int | None, INTEGER, Parameter(help="Processes that load images.", show_default="0; auto with --suite")
+        OptionalInteger, Parameter(help="Processes that load images.", show_default="0; auto with --suite")
     ] = None
 
 
 def evaluate(
-    model: str,
+    model: Model,
     data: str | None = None,
     /,
     *,
@@ -88,8 +92,6 @@ def evaluate(
 
     Parameters
     ----------
-    model
-        A run folder, a weights file, a shipped name (vit-cifar10), or hf:OWNER/NAME.
     data
         A dataset. Default: the test split of the run.
 

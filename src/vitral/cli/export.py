@@ -1,17 +1,16 @@
 """`vitral export`: write a model as a file for other runtimes."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import FILE, FORMAT, IMAGE_SIZE, SWITCH
+from vitral.cli.parameters import FORMAT, ImageSize, Model, OptionalFile, Switch
 from vitral.console.output import Format, show_json, show_lines
 from vitral.report.text import format_bytes
 
 
 def export(
-    model: str,
+    model: Model,
     /,
     *,
     to: Annotated[
@@ -19,21 +18,16 @@ def export(
         Parameter(help="onnx for most runtimes, pt2 for torch.export and C++.", metavar="FORMAT", show_choices=False),
     ],
     out: Annotated[
-        Path | None, FILE, Parameter(help="File to write. By default the model's name with .onnx or .pt2.")
+        OptionalFile, Parameter(help="File to write. By default the model's name with .onnx or .pt2.")
     ] = None,
-    image_size: Annotated[tuple[int, int] | None, IMAGE_SIZE] = None,
-    overwrite: Annotated[bool, SWITCH, Parameter(help="Replace the file if it exists.")] = False,
+    image_size: ImageSize = None,
+    overwrite: Annotated[Switch, Parameter(help="Replace the file if it exists.")] = False,
     format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet.")] = "human",
 ) -> None:
     """Export a model to ONNX or torch.export, and verify it.
 
     The file takes uint8 images (batch, channels, height, width), carries its preprocessing and labels as JSON, and is
     kept only if its outputs equal the model's.
-
-    Parameters
-    ----------
-    model
-        A run folder, a weights file, a shipped name (vit-cifar10), or hf:OWNER/NAME.
 
     Examples
     --------
@@ -48,8 +42,6 @@ def export(
     if format == "json":
         show_json(exported.as_dict())
     elif format == "human":
-        size = format_bytes(exported.bytes)
         difference = f"maximum difference {exported.difference:.1e}, relative to the largest logit"
-        show_lines(
-            [f"{exported.path}: {size}", f"Verified on {exported.images} images: {difference}.", *exported.notes]
-        )
+        verified = f"Verified on {exported.images} images: {difference}."
+        show_lines([f"{exported.path}: {format_bytes(exported.bytes)}", verified, *exported.notes])

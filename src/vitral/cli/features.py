@@ -6,31 +6,24 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import DEVICE, FILE, FORMAT, IMAGE_SIZE, INTEGER, PRECISION
+from vitral.cli.parameters import FORMAT, BatchSize, Device, Image, ImageSize, Model, Precision
 from vitral.console.output import Format, show_json, show_lines
 
 
 def features(
-    model: str,
+    model: Model,
     /,
-    *images: str,
-    out: Annotated[Path, FILE, Parameter(help="Write the features to FILE (.npz or .parquet).")],
-    image_size: Annotated[tuple[int, int] | None, IMAGE_SIZE] = None,
-    device: Annotated[str, DEVICE] = "auto",
-    precision: Annotated[str, PRECISION] = "float32",
-    batch_size: Annotated[int, INTEGER, Parameter(help="Images per batch.")] = 32,
+    *images: Image,
+    out: Annotated[Path, Parameter(help="Write the features to FILE (.npz or .parquet).", metavar="FILE")],
+    image_size: ImageSize = None,
+    device: Device = "auto",
+    precision: Precision = "float32",
+    batch_size: BatchSize = 32,
     format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet.")] = "human",
 ) -> None:
     """Write embeddings of images: the input of the classification head.
 
     Unreadable images are left out, and the command then exits with code 3.
-
-    Parameters
-    ----------
-    model
-        A run folder, a weights file, a shipped name (vit-cifar10), or hf:OWNER/NAME.
-    images
-        Image files, folders or glob patterns. Use - to read paths from standard input.
 
     Examples
     --------

@@ -36,9 +36,7 @@ COMMANDS = {
         "convert": "MODEL TARGET --to DIALECT [OPTIONS]",
         "export": "MODEL --to FORMAT [OPTIONS]",
     },
-    "System": {
-        "doctor": "[OPTIONS]",
-    },
+    "System": {"doctor": "[OPTIONS]"},
 }
 """The commands with their arguments, as `vitral --help` groups them. Each is a function in a module of its name."""
 

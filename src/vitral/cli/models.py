@@ -4,7 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import FORMAT, IMAGE_SIZE
+from vitral.cli.parameters import FORMAT, ImageSize
 from vitral.console.output import Format, show_json, show_lines
 from vitral.console.tables import TRAINING_BATCH, ModelRow, show_models
 from vitral.errors import ConfigError, DataError, did_you_mean
@@ -17,9 +17,7 @@ from vitral.weights.shipped import SHIPPED
 def models(
     *words: str,
     image_size: Annotated[
-        tuple[int, int] | None,
-        IMAGE_SIZE,
-        Parameter(help="Count the cost at this size, such as 384 or 320x480 (height x width)."),
+        ImageSize, Parameter(help="Count the cost at this size, such as 384 or 320x480 (height x width).")
     ] = None,
     format: Annotated[Format, FORMAT, Parameter(help="human, json (exact numbers) or quiet (names only).")] = "human",
 ) -> None:

@@ -1,7 +1,9 @@
-"""The kinds of option that several commands share, and how their text is parsed."""
+"""The arguments and options that several commands share, and how their text is parsed."""
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
 
 from cyclopts import Parameter, Token
 
@@ -27,19 +29,24 @@ def parse_image_size(_: type, tokens: Sequence[Token]) -> tuple[int, int]:
         raise ConfigError(f"{token.keyword}: {error.message}", hint=error.hint) from None
 
 
-INTEGER = Parameter(converter=parse_integer, metavar="N")
-NUMBER = Parameter(metavar="N")
-IMAGE_SIZE = Parameter(
-    converter=parse_image_size,
-    n_tokens=1,
-    help="Use another input size than the model was trained at, such as 384 or 320x480.",
-    metavar="SIZE",
-    negative="",
-)
-SWITCH = Parameter(negative="", show_default=False)
+AUTO = Parameter(show_default="auto")
 FORMAT = Parameter(metavar="FORMAT", show_choices=False)
-DEVICE = Parameter(help="cpu, cuda, cuda:1 or mps.", metavar="DEVICE")
-PRECISION = Parameter(help="float32, bfloat16 or float16.", metavar="PRECISION")
-FILE = Parameter(metavar="FILE")
-DIR = Parameter(metavar="DIR")
-MODEL = Parameter(metavar="MODEL")
+SIZE_HELP = "Use another input size than the model was trained at, such as 384 or 320x480."
+
+Model = Annotated[str, Parameter(help="A run folder, a weights file, a shipped name (vit-cifar10), or hf:OWNER/NAME.")]
+Image = Annotated[
+    str, Parameter(help="Image files, folders or glob patterns. Use - to read paths from standard input.")
+]
+Integer = Annotated[int, Parameter(converter=parse_integer, metavar="N")]
+OptionalInteger = Annotated[int | None, Parameter(converter=parse_integer, metavar="N")]
+OptionalNumber = Annotated[float | None, Parameter(metavar="N")]
+ImageSize = Annotated[
+    tuple[int, int] | None,
+    Parameter(converter=parse_image_size, n_tokens=1, help=SIZE_HELP, metavar="SIZE", negative=""),
+]
+Switch = Annotated[bool, Parameter(negative="", show_default=False)]
+Device = Annotated[str, Parameter(help="cpu, cuda, cuda:1 or mps.", metavar="DEVICE")]
+Precision = Annotated[str, Parameter(help="float32, bfloat16 or float16.", metavar="PRECISION")]
+BatchSize = Annotated[Integer, Parameter(help="Images per batch.")]
+OptionalFile = Annotated[Path | None, Parameter(metavar="FILE")]
+OptionalDir = Annotated[Path | None, Parameter(metavar="DIR")]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import FORMAT, IMAGE_SIZE, INTEGER, NUMBER
+from vitral.cli.parameters import FORMAT, ImageSize, Integer, OptionalInteger, OptionalNumber
 from vitral.console.output import Format, show_json, show_lines
 from vitral.console.tables import show_plan
 from vitral.planning import DEVICES, parse_count
@@ -15,14 +15,13 @@ def plan(
     *,
     model: Annotated[str, Parameter(help="Architecture, such as vit-l16, r50-vit-b16 or bit-r50x1.", metavar="MODEL")],
     images: Annotated[str, Parameter(help="Number of training images: 50000, 1.28M or 303M.", metavar="N")],
-    epochs: Annotated[float, NUMBER, Parameter(help="Number of passes over the training images.")] = 1,
+    epochs: Annotated[float, Parameter(help="Number of passes over the training images.", metavar="N")] = 1,
     image_size: Annotated[
-        tuple[int, int] | None,
-        IMAGE_SIZE,
+        ImageSize,
         Parameter(help="Input size, such as 384 or 320x480 (height x width).", show_default="that of the model"),
     ] = None,
-    num_classes: Annotated[int | None, INTEGER, Parameter(help="Number of classes.", show_default="1000")] = None,
-    batch_size: Annotated[int, INTEGER, Parameter(help="Images per device and step; sets the memory.")] = 32,
+    num_classes: Annotated[OptionalInteger, Parameter(help="Number of classes.", show_default="1000")] = None,
+    batch_size: Annotated[Integer, Parameter(help="Images per device and step; sets the memory.")] = 32,
     device: Annotated[
         str | None,
         Parameter(
@@ -31,11 +30,11 @@ def plan(
             show_default="all of them",
         ),
     ] = None,
-    devices: Annotated[int, INTEGER, Parameter(help="Number of devices.")] = 1,
+    devices: Annotated[Integer, Parameter(help="Number of devices.")] = 1,
     images_per_second: Annotated[
-        float | None, NUMBER, Parameter(help="Training speed of one device, if you know it.")
+        OptionalNumber, Parameter(help="Training speed of one device, if you know it.")
     ] = None,
-    price: Annotated[float | None, NUMBER, Parameter(help="Price of one device per hour.")] = None,
+    price: Annotated[OptionalNumber, Parameter(help="Price of one device per hour.")] = None,
     format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet (exaFLOPs only).")] = "human",
 ) -> None:
     """Estimate operations, memory, time and price of a training run.

@@ -1,14 +1,22 @@
 """`vitral predict`: predict labels for images."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import DEVICE, FILE, FORMAT, IMAGE_SIZE, INTEGER, PRECISION, SWITCH
+from vitral.cli.parameters import (
+    FORMAT,
+    BatchSize,
+    Device,
+    Image,
+    ImageSize,
+    Integer,
+    Model,
+    OptionalFile,
+    Precision,
+    Switch,
+)
 from vitral.errors import ConfigError, check_int
 
 if TYPE_CHECKING:
@@ -16,16 +24,16 @@ if TYPE_CHECKING:
 
 
 def predict(
-    model: str,
+    model: Model,
     /,
-    *images: str,
-    top: Annotated[int, INTEGER, Parameter(help="Number of labels per image.")] = 5,
-    out: Annotated[Path | None, FILE, Parameter(help="Write the rows to FILE (.csv or .jsonl).")] = None,
-    resume: Annotated[bool, SWITCH, Parameter(help="Continue an interrupted --out file.")] = False,
-    image_size: Annotated[tuple[int, int] | None, IMAGE_SIZE] = None,
-    device: Annotated[str, DEVICE] = "auto",
-    precision: Annotated[str, PRECISION] = "float32",
-    batch_size: Annotated[int, INTEGER, Parameter(help="Images per batch.")] = 32,
+    *images: Image,
+    top: Annotated[Integer, Parameter(help="Number of labels per image.")] = 5,
+    out: Annotated[OptionalFile, Parameter(help="Write the rows to FILE (.csv or .jsonl).")] = None,
+    resume: Annotated[Switch, Parameter(help="Continue an interrupted --out file.")] = False,
+    image_size: ImageSize = None,
+    device: Device = "auto",
+    precision: Precision = "float32",
+    batch_size: BatchSize = 32,
     format: Annotated[
         Literal["human", "json", "csv", "quiet"], FORMAT, Parameter(help="human, json, csv or quiet.")
     ] = "human",
@@ -33,13 +41,6 @@ def predict(
     """Predict labels for images.
 
     Prints one row per image, in order. Unreadable images get an error row, and the command then exits with code 3.
-
-    Parameters
-    ----------
-    model
-        A run folder, a weights file, a shipped name (vit-cifar10), or hf:OWNER/NAME.
-    images
-        Image files, folders or glob patterns. Use - to read paths from standard input.
 
     Examples
     --------
@@ -65,9 +66,12 @@ def predict(
     if out is None:
         failed = print_rows(predictor, files, top, format)
     else:
-        with resume_hint(out):
-            events = predict_to_file(predictor, files, out, top=top, resume=resume)
+        events = predict_to_file(predictor, files, out, top=top, resume=resume)
+        try:
             result = with_progress(events, "Predicting", quiet=format != "human")
+        except KeyboardInterrupt:
+            print(f"vitral: {out} is incomplete. Run the same command with --resume to continue.", file=sys.stderr)
+            raise
         failed = result.failed
         if format == "human":
             print(describe_prediction_file(result), file=sys.stderr)
@@ -94,13 +98,3 @@ def print_rows(predictor: "Predictor", files: list[str], top: int, format: str) 
                 sys.stdout.flush()
                 move(number, len(files))
     return failed
-
-
-@contextmanager
-def resume_hint(out: Path) -> Iterator[None]:
-    """Print how to resume if the command is interrupted."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print(f"vitral: {out} is incomplete. Run the same command with --resume to continue.", file=sys.stderr)
-        raise

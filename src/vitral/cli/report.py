@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import FORMAT, SWITCH
+from vitral.cli.parameters import FORMAT, Switch
 from vitral.console.output import Format, show_json, show_lines
 
 
@@ -13,8 +13,8 @@ def report(
     run: Path,
     /,
     *,
-    open: Annotated[bool, SWITCH, Parameter(help="Open the page in the web browser.")] = False,
-    overwrite: Annotated[bool, SWITCH, Parameter(help="Write the page again, even if it exists.")] = False,
+    open: Annotated[Switch, Parameter(help="Open the page in the web browser.")] = False,
+    overwrite: Annotated[Switch, Parameter(help="Write the page again, even if it exists.")] = False,
     format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet.")] = "human",
 ) -> None:
     """Print the path of a run's report, or open it.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import DIR, FORMAT, INTEGER
+from vitral.cli.parameters import FORMAT, Integer, OptionalDir
 from vitral.console.output import Format, show_json, show_lines
 
 if TYPE_CHECKING:
@@ -19,16 +19,16 @@ def study(
     data: str,
     /,
     *,
-    out: Annotated[Path, DIR, Parameter(help="Folder of the runs.")] = Path("runs/studies"),
+    out: Annotated[Path, Parameter(help="Folder of the runs.", metavar="DIR")] = Path("runs/studies"),
     results: Annotated[
-        Path | None, DIR, Parameter(help="Folder of the page and the plot.", show_default="results in --out")
+        OptionalDir, Parameter(help="Folder of the page and the plot.", show_default="results in --out")
     ] = None,
     seeds: Annotated[
         list[int] | None,
         Parameter(help="Seeds to use instead of those of FILE.", metavar="N...", negative="", consume_multiple=True),
     ] = None,
-    jobs: Annotated[int, INTEGER, Parameter(help="Number of cells to train at a time.")] = 2,
-    threads: Annotated[int, INTEGER, Parameter(help="CPU threads per cell.")] = 1,
+    jobs: Annotated[Integer, Parameter(help="Number of cells to train at a time.")] = 2,
+    threads: Annotated[Integer, Parameter(help="CPU threads per cell.")] = 1,
     format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet.")] = "human",
 ) -> None:
     """Run an ablation study.

@@ -7,11 +7,19 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import DEVICE, DIR, FILE, FORMAT, INTEGER, MODEL, NUMBER, SWITCH
+from vitral.cli.parameters import (
+    AUTO,
+    FORMAT,
+    Device,
+    OptionalDir,
+    OptionalFile,
+    OptionalInteger,
+    OptionalNumber,
+    Switch,
+)
 from vitral.console.output import Format
 from vitral.errors import ConfigError
 
-AUTO = Parameter(show_default="auto")
 RECIPES = (
     "small, photos, finetune, digits, cifar10-10min, vit-cifar10, augreg, plain-s16, paper-finetune, paper-imagenet, "
     "paper-i21k, paper-jft, paper-masked, bit-small, bit-medium, bit-large"
@@ -24,7 +32,8 @@ class Settings:
     """The settings of a run that have a flag of their own; None is "as in the recipe, else automatic"."""
 
     from_: Annotated[
-        str | None, MODEL, Parameter(name="--from", help="Start from the weights of MODEL instead of from scratch.")
+        str | None,
+        Parameter(name="--from", help="Start from the weights of MODEL instead of from scratch.", metavar="MODEL"),
     ] = None
     model: Annotated[
         str | None, AUTO, Parameter(help="Architecture to train from scratch, such as vit-s16.", metavar="NAME")
@@ -32,10 +41,10 @@ class Settings:
     tune: Annotated[
         str | None, AUTO, Parameter(help="Which weights to train: all, head, last-blocks or lora.", metavar="WHAT")
     ] = None
-    minutes: Annotated[float | None, NUMBER, Parameter(help="Plan the run to take this long.")] = None
-    epochs: Annotated[float | None, NUMBER, AUTO, Parameter(help="Number of passes over the training images.")] = None
-    steps: Annotated[int | None, INTEGER, Parameter(help="Number of optimizer steps, instead of epochs.")] = None
-    batch_size: Annotated[int | None, INTEGER, AUTO, Parameter(help="Images per optimizer step.")] = None
+    minutes: Annotated[OptionalNumber, Parameter(help="Plan the run to take this long.")] = None
+    epochs: Annotated[OptionalNumber, AUTO, Parameter(help="Number of passes over the training images.")] = None
+    steps: Annotated[OptionalInteger, Parameter(help="Number of optimizer steps, instead of epochs.")] = None
+    batch_size: Annotated[OptionalInteger, AUTO, Parameter(help="Images per optimizer step.")] = None
     image_size: Annotated[
         str | None, AUTO, Parameter(help="Input size, such as 384 or 320x480 (height x width).", metavar="SIZE")
     ] = None
@@ -49,8 +58,8 @@ class Settings:
             help="classify, or masked-patches to pretrain without labels.", metavar="NAME", show_default="classify"
         ),
     ] = None
-    seed: Annotated[int | None, INTEGER, Parameter(help="Random seed.", show_default="0")] = None
-    device: Annotated[str | None, DEVICE, AUTO] = None
+    seed: Annotated[OptionalInteger, Parameter(help="Random seed.", show_default="0")] = None
+    device: Annotated[Device | None, AUTO] = None
     precision: Annotated[str | None, AUTO, Parameter(help="float32, bfloat16 or float16.", metavar="PRECISION")] = None
     workers: Annotated[str | None, AUTO, Parameter(help="Processes that load images.", metavar="N")] = None
 
@@ -71,14 +80,12 @@ def train(
     recipe: Annotated[
         str | None, AUTO, Parameter(help=f"Start from the settings of a recipe: {RECIPES}, or none.", metavar="NAME")
     ] = None,
-    config: Annotated[Path | None, FILE, Parameter(help="Read settings from a TOML file.")] = None,
-    out: Annotated[
-        Path | None, DIR, Parameter(help="Run folder to create. By default runs/<data>-<model>-<n>.")
-    ] = None,
+    config: Annotated[OptionalFile, Parameter(help="Read settings from a TOML file.")] = None,
+    out: Annotated[OptionalDir, Parameter(help="Run folder to create. By default runs/<data>-<model>-<n>.")] = None,
     resume: Annotated[Path | None, Parameter(help="Continue an interrupted run.", metavar="RUN")] = None,
-    tensorboard: Annotated[bool, SWITCH, Parameter(help="Also write curves to RUN/tensorboard.")] = False,
-    print_config: Annotated[bool, SWITCH, Parameter(help="Print all settings as a TOML file and exit.")] = False,
-    help_all: Annotated[bool, SWITCH, Parameter(help="List all other settings, such as --ema, and exit.")] = False,
+    tensorboard: Annotated[Switch, Parameter(help="Also write curves to RUN/tensorboard.")] = False,
+    print_config: Annotated[Switch, Parameter(help="Print all settings as a TOML file and exit.")] = False,
+    help_all: Annotated[Switch, Parameter(help="List all other settings, such as --ema, and exit.")] = False,
     format: Annotated[
         Format, FORMAT, Parameter(help="human, json (one line per event on standard error) or quiet.")
     ] = "human",

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitral.console.output import Format, human_console, print_line, show_json, show_lines
-from vitral.report.text import (
-    format_accuracy,
-    format_clock,
-    format_count,
-    format_percent,
-    masked_patches_lines,
-)
+from vitral.report.text import format_accuracy, format_clock, format_count, format_percent, masked_patches_lines
 from vitral.runs import Run, quote
 from vitral.training.events import (
     Baseline,

@@ -16,7 +16,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from vitral.data.headers import Pixels, read_header
+from vitral.data.headers import Pixels, header_of
 from vitral.data.transforms import Box, crop_and_resize, preprocess_image, shrink_for
 from vitral.errors import ConfigError, check_int, check_number, short_repr
 from vitral.preprocess import Preprocess
@@ -141,17 +141,10 @@ def augment_image(
     return image.contiguous()
 
 
-# ---- geometry ----
-
-
 def random_box(content: bytes | Pixels, preprocess: Preprocess, augment: Augment, random: Generator) -> Box:
     """Return the random crop of an image, aligned to the pixels of a shrunk JPEG."""
-    if isinstance(content, bytes):
-        header = read_header(content)
-        height, width = header.height, header.width
-    else:
-        height, width = content.shape[:2]
-    box = _BOX_SAMPLERS[augment.crop](height, width, augment.crop_area, augment.crop_aspect, random)
+    header, sample = header_of(content), _BOX_SAMPLERS[augment.crop]
+    box = sample(header.height, header.width, augment.crop_area, augment.crop_aspect, random)
     return align_box(box, preprocess)
 
 
@@ -256,9 +249,6 @@ def erase_rectangle(image: Tensor, random: Generator) -> Tensor:
     return image
 
 
-# ---- color ----
-
-
 def change_colors(image: Tensor, augment: Augment, random: Generator) -> Tensor:
     """Apply jitter and RandAugment with Pillow to a gray or RGB image."""
     pixels = image.permute(1, 2, 0).contiguous().numpy()
@@ -271,19 +261,14 @@ def change_colors(image: Tensor, augment: Augment, random: Generator) -> Tensor:
     for _ in range(augment.randaugment):
         operation = _OPERATIONS[int(random.integers(len(_OPERATIONS)))]
         changed = operation(changed, augment.randaugment_magnitude / 10, random)
-    pixels = np.array(changed)
-    return torch.from_numpy(pixels[..., None] if pixels.ndim == 2 else pixels).permute(2, 0, 1)
+    return torch.from_numpy(np.atleast_3d(np.array(changed))).permute(2, 0, 1)
 
 
 Operation = Callable[[Image.Image, float, Generator], Image.Image]
 
-# RandAugment of the paper's code (the sixteen operations of AutoAugment). Strength 1 is magnitude 10 there.
 
-_GRAY = 128
-
-
-def _fill(image: Image.Image) -> int | tuple[int, int, int]:
-    return _GRAY if image.mode == "L" else (_GRAY, _GRAY, _GRAY)
+def _gray(image: Image.Image) -> int | tuple[int, int, int]:
+    return 128 if image.mode == "L" else (128, 128, 128)
 
 
 def _sign(random: Generator) -> int:
@@ -292,32 +277,12 @@ def _sign(random: Generator) -> int:
 
 def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
     nearest = Image.Resampling.NEAREST
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, nearest, fillcolor=_fill(image))
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, nearest, fillcolor=_gray(image))
 
 
-def _rotate(image: Image.Image, strength: float, random: Generator) -> Image.Image:
-    return image.rotate(30 * strength * _sign(random), fillcolor=_fill(image))
-
-
-def _shear_x(image: Image.Image, strength: float, random: Generator) -> Image.Image:
-    return _affine(image, (1, 0.3 * strength * _sign(random), 0, 0, 1, 0))
-
-
-def _shear_y(image: Image.Image, strength: float, random: Generator) -> Image.Image:
-    return _affine(image, (1, 0, 0, 0.3 * strength * _sign(random), 1, 0))
-
-
-def _translate(image: Image.Image, strength: float, random: Generator) -> float:
+def _shift(image: Image.Image, strength: float, random: Generator) -> float:
     """Return a shift of 100 pixels for a side of 224, and in proportion for others."""
     return 100 / 224 * max(image.size) * strength * _sign(random)
-
-
-def _translate_x(image: Image.Image, strength: float, random: Generator) -> Image.Image:
-    return _affine(image, (1, 0, _translate(image, strength, random), 0, 1, 0))
-
-
-def _translate_y(image: Image.Image, strength: float, random: Generator) -> Image.Image:
-    return _affine(image, (1, 0, 0, 0, 1, _translate(image, strength, random)))
 
 
 def _enhance(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
@@ -325,35 +290,34 @@ def _enhance(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operat
 
 
 def _solarize_add(image: Image.Image, strength: float, random: Generator) -> Image.Image:
-    increase = int(110 * strength)
-    return image.point(
-        [min(255, value + increase) if value < 128 else value for value in range(256)] * len(image.getbands())
-    )
+    table = [min(255, value + int(110 * strength)) if value < 128 else value for value in range(256)]
+    return image.point(table * len(image.getbands()))
 
 
 def _cutout(image: Image.Image, strength: float, random: Generator) -> Image.Image:
     half = int(40 / 224 * max(image.size) * strength)
     x, y = (int(random.integers(0, side)) for side in image.size)
     cut_out = image.copy()
-    cut_out.paste(_fill(image), (max(0, x - half), max(0, y - half), x + half, y + half))
+    cut_out.paste(_gray(image), (max(0, x - half), max(0, y - half), x + half, y + half))
     return cut_out
 
 
-_OPERATIONS = (
+# RandAugment of the paper's code (the sixteen operations of AutoAugment). Strength 1 is magnitude 10 there.
+_OPERATIONS: tuple[Operation, ...] = (
     lambda image, strength, random: ImageOps.autocontrast(image),
     lambda image, strength, random: ImageOps.equalize(image),
     lambda image, strength, random: ImageOps.invert(image),
-    _rotate,
+    lambda image, strength, random: image.rotate(30 * strength * _sign(random), fillcolor=_gray(image)),
     lambda image, strength, random: ImageOps.posterize(image, max(1, int(4 * strength))),
     lambda image, strength, random: ImageOps.solarize(image, int(256 * strength)),
     _enhance(ImageEnhance.Color),
     _enhance(ImageEnhance.Contrast),
     _enhance(ImageEnhance.Brightness),
     _enhance(ImageEnhance.Sharpness),
-    _shear_x,
-    _shear_y,
-    _translate_x,
-    _translate_y,
+    lambda image, strength, random: _affine(image, (1, 0.3 * strength * _sign(random), 0, 0, 1, 0)),
+    lambda image, strength, random: _affine(image, (1, 0, 0, 0.3 * strength * _sign(random), 1, 0)),
+    lambda image, strength, random: _affine(image, (1, 0, _shift(image, strength, random), 0, 1, 0)),
+    lambda image, strength, random: _affine(image, (1, 0, 0, 0, 1, _shift(image, strength, random))),
     _cutout,
     _solarize_add,
 )

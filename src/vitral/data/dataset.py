@@ -16,28 +16,20 @@ from weakref import WeakSet
 
 import numpy as np
 
-from vitral.data.headers import PEEKED_BYTES, BadImageError, Header, Pixels, check_bytes, check_start, read_header
+from vitral.data.headers import PEEKED_BYTES, BadImageError, Header, Pixels, check_bytes, check_start, header_of
 from vitral.data.parquet import GROUPS
 from vitral.errors import DataError, first_line
 
-SPLIT_NAMES = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
-}
+SPLIT_NAMES = (
+    dict.fromkeys(("train", "training"), "train")
+    | dict.fromkeys(("val", "valid", "validation", "dev"), "val")
+    | dict.fromkeys(("test", "testing"), "test")
+)
 """Names that people give their splits, and the split that each stands for."""
 NO_LABEL = -1
 """The label of an image in an unlabeled dataset."""
 _PEEK_ABOVE = 2**23
 """The start of a larger file is checked before the file is read."""
-
-
-# ---- sources of bytes ----
 
 
 class Source(Protocol):
@@ -149,9 +141,6 @@ def load_digits() -> dict[str, np.ndarray]:
         return dict(arrays)
 
 
-# ---- items and their index ----
-
-
 @dataclass(frozen=True, slots=True)
 class Item:
     """One image of a dataset."""
@@ -207,7 +196,8 @@ def _file_status(path: str) -> str:
 
 def check_classes(data: DatasetIndex) -> None:
     """Raise DataError unless a classifier can be trained: at least two classes with training images."""
-    used = [name for name, count in zip(data.classes, _train_counts(data), strict=True) if count]
+    counts = class_counts(data.splits.get("train", ()), len(data.classes))
+    used = [name for name, count in zip(data.classes, counts, strict=True) if count]
     if len(data.classes) >= 2 and (data.multi_label or len(used) >= 2):
         return
     used_names = f" ({used[0]})" if used else ""
@@ -218,10 +208,6 @@ def check_classes(data: DatasetIndex) -> None:
     )
 
 
-def _train_counts(data: DatasetIndex) -> list[int]:
-    return class_counts(data.splits.get("train", ()), len(data.classes))
-
-
 def class_counts(items: Sequence[Item], classes: int) -> list[int]:
     """Return the number of images per class."""
     counts = [0] * classes
@@ -230,17 +216,6 @@ def class_counts(items: Sequence[Item], classes: int) -> list[int]:
             if label >= 0:
                 counts[label] += 1
     return counts
-
-
-# ---- headers of items ----
-
-
-def header_of(content: bytes | Pixels) -> Header:
-    """Return the header of an image file, or of pixels."""
-    if isinstance(content, bytes):
-        return read_header(content)
-    height, width, bands = content.shape
-    return Header(format="built-in", height=height, width=width, mode="gray" if bands == 1 else "color", bands=bands)
 
 
 def sample_headers(items: Sequence[Item], count: int) -> list[Header]:
@@ -256,18 +231,12 @@ def sample_headers(items: Sequence[Item], count: int) -> list[Header]:
 
 
 def natural_channels(headers: Sequence[Header]) -> int:
-    """Return the channels that a model for these images needs.
-
-    1 if all are gray, 3 if some have colors, or the commonest number of bands.
-    """
+    """Return the channels of a model for these images: 1 for gray, 3 for color, or the commonest number of bands."""
     counts = Counter(header.bands for header in headers)
     if not counts:
         return 3
     commonest = counts.most_common(1)[0][0]
     return commonest if commonest not in (1, 3) else max(bands for bands in counts if bands in (1, 3))
-
-
-# ---- names ----
 
 
 def split_from_name(name: str) -> str | None:

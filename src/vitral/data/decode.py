@@ -7,10 +7,8 @@ import numpy as np
 from PIL import Image
 
 from vitral.data.headers import (
-    LIMITS,
     BadImageError,
     Header,
-    Limits,
     Pixels,
     check_shape,
     check_size,
@@ -18,7 +16,7 @@ from vitral.data.headers import (
     open_with_pillow,
     pillow_header,
     read_header,
-    read_npy_header,
+    read_npy,
     silence_pillow,
 )
 from vitral.data.tiff import Bands, find_bands, read_bands
@@ -35,29 +33,21 @@ _UPRIGHT = {  # EXIF orientation: how to turn the stored pixels upright
 
 
 def decode(
-    content: bytes,
-    channels: int = 3,
-    *,
-    background: int = 255,
-    shrink: int = 1,
-    limits: Limits = LIMITS,
-    header: Header | None = None,
+    content: bytes, channels: int = 3, *, background: int = 255, shrink: int = 1, header: Header | None = None
 ) -> Pixels:
     """Return the pixels of an image file, upright, with transparent pixels over `background`.
 
     A JPEG can be decoded at 1 / `shrink` of its size, rounded up, which is much faster. `shrink` is 1, 2, 4 or 8 and
     has no effect on other formats. Raises BadImageError.
     """
-    header = header or read_header(content, limits)
+    header = header or read_header(content)
     if header.format == "NPY":
-        return _fit_channels(_decode_npy(content), channels)
+        return _fit_channels(np.ascontiguousarray(np.atleast_3d(_to_uint8(read_npy(content)))), channels)
     if header.format == "TIFF" and (bands := find_bands(content)) is not None:
         return _decode_bands(content, bands, channels)
-    if header.format == "JPEG" and header.mode in ("RGB", "L") and channels in (1, 3):
-        pixels = _decode_jpeg(content, header, channels, shrink)
-        if pixels is not None:
-            return _turn_upright(pixels, header)
-    pixels = _decode_with_pillow(content, header, channels, background, shrink)
+    pixels = _decode_jpeg(content, header, channels, shrink) if header.format == "JPEG" else None
+    if pixels is None:
+        pixels = _decode_with_pillow(content, header, channels, background, shrink)
     return _turn_upright(pixels, header)
 
 
@@ -76,9 +66,6 @@ def _turn_upright(pixels: Pixels, header: Header) -> Pixels:
     return np.ascontiguousarray(_UPRIGHT[header.orientation](pixels))
 
 
-# ---- JPEG ----
-
-
 @cache
 def fast_jpeg() -> ModuleType | None:
     """Return simplejpeg, or None if it is not installed."""
@@ -92,30 +79,23 @@ def fast_jpeg() -> ModuleType | None:
 def _decode_jpeg(content: bytes, header: Header, channels: int, shrink: int) -> Pixels | None:
     """Decode with simplejpeg. Return None if it is missing or refuses the file, which Pillow then judges."""
     simplejpeg = fast_jpeg()
-    if simplejpeg is None or header.mode != {1: "L", 3: "RGB"}[channels]:
+    colorspace = {("L", 1): "GRAY", ("RGB", 3): "RGB"}.get((header.mode, channels))
+    if simplejpeg is None or colorspace is None:
         return None
-    height, width = _stored_size(header, shrink)
+    height, width = -(-header.height // shrink), -(-header.width // shrink)
+    if header.orientation >= 5:
+        height, width = width, height
     try:
-        colorspace = "GRAY" if channels == 1 else "RGB"
         return simplejpeg.decode_jpeg(content, colorspace=colorspace, min_height=height, min_width=width)
     except (ValueError, RuntimeError, MemoryError):
         return None
-
-
-def _stored_size(header: Header, shrink: int) -> tuple[int, int]:
-    """Return (height, width) as stored in the file, before the image is turned upright."""
-    sides = -(-header.height // shrink), -(-header.width // shrink)
-    return (sides[1], sides[0]) if header.is_turned else sides
-
-
-# ---- Pillow ----
 
 
 def _decode_with_pillow(content: bytes, header: Header, channels: int, background: int, shrink: int) -> Pixels:
     image = open_with_pillow(content, header.format)
     try:
         if shrink > 1 and header.format == "JPEG":
-            image.draft(None, (image.width // shrink, image.height // shrink))  # rounds to the sides of _stored_size
+            image.draft(None, (image.width // shrink, image.height // shrink))  # rounds up, as _decode_jpeg does
         if channels not in (1, 3):
             return _read_frames(image, channels)
         image.load()
@@ -138,8 +118,7 @@ def _convert(image: Image.Image, channels: int, background: int) -> Pixels:
         canvas = Image.new("RGBA", image.size, (background, background, background, 255))
         image = Image.alpha_composite(canvas, image.convert("RGBA"))
     mode = "RGB" if channels == 3 else "L"
-    pixels = np.asarray(image if image.mode == mode else image.convert(mode))
-    return pixels[..., None] if pixels.ndim == 2 else pixels
+    return np.atleast_3d(np.asarray(image if image.mode == mode else image.convert(mode)))
 
 
 def _convert_deep_gray(image: Image.Image) -> Pixels:
@@ -156,8 +135,7 @@ def _read_frames(image: Image.Image, channels: int) -> Pixels:
     frames = []
     for index in range(min(getattr(image, "n_frames", 1), channels)):
         image.seek(index)
-        frame = np.asarray(image)
-        frames.append(_to_uint8(frame[..., None] if frame.ndim == 2 else frame))
+        frames.append(_to_uint8(np.atleast_3d(np.asarray(image))))
     pixels = frames[0] if frames[0].shape[2] == channels else np.concatenate(frames, axis=2)
     return _fit_channels(pixels, channels)
 
@@ -182,11 +160,11 @@ def _fit_channels(pixels: Pixels, channels: int) -> Pixels:
     raise BadImageError("wrong channels", f"{pixels.shape[2]} bands; expected {channels}")
 
 
-def from_pillow(image: Image.Image, channels: int = 3, *, background: int = 255, limits: Limits = LIMITS) -> Pixels:
+def from_pillow(image: Image.Image, channels: int = 3, *, background: int = 255) -> Pixels:
     """Return the pixels of a Pillow image, upright."""
     silence_pillow()
     header = pillow_header(image, image.format or "image")
-    check_size(header, limits)
+    check_size(header.height, header.width, header.bands)
     try:
         pixels = _convert(image, channels, background) if channels in (1, 3) else _read_frames(image, channels)
     except BadImageError:
@@ -196,24 +174,13 @@ def from_pillow(image: Image.Image, channels: int = 3, *, background: int = 255,
     return _turn_upright(pixels, header)
 
 
-# ---- arrays ----
-
-
-def from_array(array: np.ndarray, channels: int = 3, *, background: int = 255, limits: Limits = LIMITS) -> Pixels:
+def from_array(array: np.ndarray, channels: int = 3, *, background: int = 255) -> Pixels:
     """Return the pixels of an array (H, W) or (H, W, C), with values as in `_to_uint8`."""
-    check_shape(array.shape, limits)
-    pixels = _to_uint8(np.asarray(array))
-    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    check_shape(array.shape)
+    pixels = np.atleast_3d(_to_uint8(np.asarray(array)))
     if channels in (1, 3) and pixels.shape[2] in (3, 4) and pixels.shape[2] != channels:
         return from_pillow(Image.fromarray(np.ascontiguousarray(pixels)), channels, background=background)
     return _fit_channels(pixels, channels)
-
-
-def _decode_npy(content: bytes) -> Pixels:
-    header = read_npy_header(content)
-    values = np.frombuffer(content, header.dtype, offset=header.start)
-    pixels = _to_uint8(values.reshape(header.shape, order="F" if header.is_fortran else "C"))
-    return np.ascontiguousarray(pixels[..., None] if pixels.ndim == 2 else pixels)
 
 
 def _to_uint8(array: np.ndarray) -> Pixels:

@@ -21,6 +21,10 @@ from vitral.errors import DataError
 Pixels = np.ndarray
 """uint8 (height, width, channels)."""
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy")
+MAX_BYTES = 256 * 2**20
+MAX_PIXELS = 89_000_000
+MAX_SIDE = 65_500
+MAX_ASPECT = 100
 PEEKED_BYTES = 2**16
 """Enough of a file for `check_start`."""
 Reason = Literal[
@@ -60,19 +64,6 @@ class BadImageError(DataError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """The largest image that is read; checked against headers."""
-
-    bytes: int = 256 * 2**20
-    pixels: int = 89_000_000
-    side: int = 65_500
-    aspect: float = 100.0
-
-
-LIMITS = Limits()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Header:
     """Describe an image before it is decoded. Height and width are those of the upright image."""
 
@@ -83,22 +74,25 @@ class Header:
     bands: int = 3
     """1 for gray; 3 for color, with or without transparency; otherwise the bands of an array or TIFF."""
     orientation: int = 1
-    """EXIF orientation, from 1 to 8."""
-
-    @property
-    def is_turned(self) -> bool:
-        """Return whether height and width are swapped in the file."""
-        return self.orientation >= 5
+    """EXIF orientation, from 1 to 8; height and width are swapped in the file from 5 on."""
 
 
-def read_header(content: bytes, limits: Limits = LIMITS) -> Header:
+def header_of(content: bytes | Pixels) -> Header:
+    """Return the header of an image file, or of pixels."""
+    if isinstance(content, bytes):
+        return read_header(content)
+    height, width, bands = content.shape
+    return Header(format="built-in", height=height, width=width, mode="gray" if bands == 1 else "color", bands=bands)
+
+
+def read_header(content: bytes) -> Header:
     """Return size, mode and orientation, or raise BadImageError. Nothing is decoded."""
     name = find_format(content)
-    check_bytes(len(content), limits)
-    _check_claimed_size(content, name, limits)
+    check_bytes(len(content))
+    _check_claimed_size(content, name)
     if name == "NPY":
-        shape = read_npy_header(content).shape
-        header = _header_of_bands(name, (shape[0], shape[1]), shape[2] if len(shape) == 3 else 1)
+        height, width, bands = np.atleast_3d(read_npy(content)).shape
+        header = _header_of_bands(name, (height, width), bands)
     elif name == "TIFF" and (bands := find_bands(content)) is not None:
         header = _header_of_bands(name, bands.size, bands.count)
     else:
@@ -106,7 +100,7 @@ def read_header(content: bytes, limits: Limits = LIMITS) -> Header:
         header = pillow_header(image, name, content)
         if name == "TIFF" and header.bands == 1:
             header = replace(header, bands=_count_frames(image))
-    check_size(header, limits)
+    check_size(header.height, header.width, header.bands)
     return header
 
 
@@ -122,24 +116,21 @@ def find_format(content: bytes) -> str:
     raise BadImageError("unsupported", f"starts with {content[:8]!r}")
 
 
-# ---- limits ----
-
-
-def check_bytes(size: int, limits: Limits = LIMITS) -> None:
+def check_bytes(size: int) -> None:
     """Raise BadImageError if a file is too large to be read."""
-    if size > limits.bytes:
-        raise BadImageError("too large", f"{size:,} bytes; expected at most {limits.bytes:,}")
+    if size > MAX_BYTES:
+        raise BadImageError("too large", f"{size:,} bytes; expected at most {MAX_BYTES:,}")
 
 
-def check_start(start: bytes, limits: Limits = LIMITS) -> None:
+def check_start(start: bytes) -> None:
     """Raise BadImageError if the first bytes of a large file already show that it is not usable."""
-    _check_claimed_size(start, find_format(start), limits)
+    _check_claimed_size(start, find_format(start))
 
 
-def _check_claimed_size(content: bytes, name: str, limits: Limits) -> None:
+def _check_claimed_size(content: bytes, name: str) -> None:
     """Check the size that a file claims before Pillow or NumPy allocate anything, or warn about it."""
     if name == "NPY":
-        check_shape(_parse_npy_header(content).shape, limits)
+        check_shape(_parse_npy_header(content)[0])
         return
     if name == "PNG" and len(content) >= 24 and content[12:16] != b"IHDR":
         raise BadImageError("corrupt", "the header is not at the beginning")
@@ -148,7 +139,7 @@ def _check_claimed_size(content: bytes, name: str, limits: Limits) -> None:
     except (struct.error, IndexError, KeyError):
         return  # Pillow judges damaged headers
     if name == "PNG" or min(height, width) > 0:
-        check_size(Header(format=name, height=height, width=width, mode=""), limits)
+        check_size(height, width)
 
 
 def _claimed_size(content: bytes, name: str) -> tuple[int, int]:
@@ -183,30 +174,27 @@ def _claimed_jpeg_size(content: bytes) -> tuple[int, int]:
     return 0, 0
 
 
-def check_shape(shape: tuple[int, ...], limits: Limits = LIMITS) -> None:
+def check_shape(shape: tuple[int, ...]) -> None:
     """Raise BadImageError unless an array of this shape is an image within the limits."""
     if len(shape) not in (2, 3):
         raise BadImageError("unsupported", f"array of shape {shape}; expected (H, W) or (H, W, C)")
     bands = shape[2] if len(shape) == 3 else 1
     if bands < 1:
         raise BadImageError("bad dimensions", f"array of shape {shape} has no channels")
-    check_size(Header(format="array", height=shape[0], width=shape[1], mode="", bands=bands), limits)
+    check_size(shape[0], shape[1], bands)
 
 
-def check_size(header: Header, limits: Limits = LIMITS) -> None:
+def check_size(height: int, width: int, bands: int = 3) -> None:
     """Raise BadImageError if an image has no pixels, or more than the limits allow."""
-    height, width = header.height, header.width
     size = f"{width} x {height} pixels"
-    if min(height, width) < 1 or max(height, width) > limits.side:
-        raise BadImageError("bad dimensions", f"{size}; expected sides from 1 to {limits.side}")
-    if max(height, width) > limits.aspect * min(height, width):
-        raise BadImageError("bad dimensions", f"{size}; expected an aspect ratio of at most {limits.aspect:g}")
-    if height * width * max(3, header.bands) > 3 * limits.pixels:
-        limit = f"{limits.pixels / 1e6:.0f} million pixels with 3 bands"
-        raise BadImageError("too many pixels", f"{size} with {header.bands} bands; expected at most {limit}")
+    if min(height, width) < 1 or max(height, width) > MAX_SIDE:
+        raise BadImageError("bad dimensions", f"{size}; expected sides from 1 to {MAX_SIDE}")
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise BadImageError("bad dimensions", f"{size}; expected an aspect ratio of at most {MAX_ASPECT}")
+    if height * width * max(3, bands) > 3 * MAX_PIXELS:
+        limit = f"{MAX_PIXELS / 1e6:.0f} million pixels with 3 bands"
+        raise BadImageError("too many pixels", f"{size} with {bands} bands; expected at most {limit}")
 
-
-# ---- Pillow ----
 
 _PILLOW_LOCK = Lock()
 _PILLOW_FILTER = ("ignore", None, UserWarning, re.compile(r"PIL\."), 0)
@@ -288,29 +276,17 @@ def _count_frames(image: Image.Image) -> int:
     return 1
 
 
-# ---- NumPy ----
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NpyHeader:
-    """Describe the array in a .npy file, whose values begin at byte `start`."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    is_fortran: bool
-    start: int
-
-
-def read_npy_header(content: bytes) -> NpyHeader:
-    """Return the header of a whole .npy file, or raise BadImageError if its length does not match."""
-    header = _parse_npy_header(content)
-    expected, length = prod(header.shape) * header.dtype.itemsize, len(content) - header.start
+def read_npy(content: bytes) -> np.ndarray:
+    """Return the array in a .npy file, without a copy, or raise BadImageError if its length does not match."""
+    shape, is_fortran, dtype, start = _parse_npy_header(content)
+    expected, length = prod(shape) * dtype.itemsize, len(content) - start
     if expected != length:
-        raise BadImageError("truncated", f"shape {header.shape} needs {expected:,} bytes; the file has {length:,}")
-    return header
+        raise BadImageError("truncated", f"shape {shape} needs {expected:,} bytes; the file has {length:,}")
+    return np.frombuffer(content, dtype, offset=start).reshape(shape, order="F" if is_fortran else "C")
 
 
-def _parse_npy_header(content: bytes) -> NpyHeader:
+def _parse_npy_header(content: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+    """Return shape, whether the order is Fortran's, dtype, and the offset of the values."""
     stream = io.BytesIO(content[:PEEKED_BYTES])
     try:
         version = np.lib.format.read_magic(stream)
@@ -320,4 +296,4 @@ def _parse_npy_header(content: bytes) -> NpyHeader:
         raise BadImageError("corrupt", str(error)) from error
     if dtype.hasobject or dtype.kind not in "buif":
         raise BadImageError("unsupported", f"array of {dtype}; expected numbers")
-    return NpyHeader(shape=shape, dtype=dtype, is_fortran=is_fortran, start=stream.tell())
+    return shape, is_fortran, dtype, stream.tell()

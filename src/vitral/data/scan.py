@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vitral.data.dataset import DatasetIndex, Item, check_classes, class_counts, header_of, natural_channels
+from vitral.data.dataset import DatasetIndex, Item, check_classes, class_counts, natural_channels
 from vitral.data.decode import decode
-from vitral.data.headers import BadImageError, Header, Pixels
+from vitral.data.headers import BadImageError, Header, Pixels, header_of
 from vitral.data.sources import open_dataset
 from vitral.errors import DataError, check_number
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitral.data.decode import decode
-from vitral.data.headers import LIMITS, Header, Limits, Pixels, read_header
+from vitral.data.headers import Header, Pixels, header_of
 from vitral.preprocess import Interpolation, Preprocess
 
 Size = tuple[int, int]
@@ -21,35 +21,23 @@ Box = tuple[int, int, int, int]
 """(top, left, height, width) in pixels of the upright image."""
 
 
-def preprocess_image(
-    content: bytes | Pixels, preprocess: Preprocess, *, patch: Size = (1, 1), limits: Limits = LIMITS
-) -> Tensor:
+def preprocess_image(content: bytes | Pixels, preprocess: Preprocess, *, patch: Size = (1, 1)) -> Tensor:
     """Return an image (the bytes of a file, or pixels (H, W, C)) as uint8 (C, height, width), resized and cropped.
 
     Native sizes are rounded to multiples of `patch` (`ViTConfig.step_hw`). Raises BadImageError.
     """
-    if isinstance(content, bytes):
-        header = read_header(content, limits)
-        size = resized_size(preprocess, (header.height, header.width), patch)
-        shrink = shrink_for((header.height, header.width), size, preprocess)
-        pixels = _decode(content, header, preprocess, shrink, limits)
-        original = header.height, header.width
-    else:
-        pixels, original = content, (content.shape[0], content.shape[1])
-        size = resized_size(preprocess, original, patch)
+    header = header_of(content)
+    original = header.height, header.width
+    size = resized_size(preprocess, original, patch)
+    pixels = _decode(content, header, preprocess, shrink_for(original, size, preprocess))
     image = resize(as_tensor(pixels), size, preprocess.interpolation, preprocess.antialias)
     return crop_or_pad(image, preprocess)
 
 
-def _decode(content: bytes, header: Header, preprocess: Preprocess, shrink: int, limits: Limits) -> Pixels:
-    return decode(
-        content,
-        preprocess.channels,
-        background=preprocess.background,
-        shrink=shrink,
-        limits=limits,
-        header=header,
-    )
+def _decode(content: bytes | Pixels, header: Header, preprocess: Preprocess, shrink: int) -> Pixels:
+    if not isinstance(content, bytes):
+        return content
+    return decode(content, preprocess.channels, background=preprocess.background, shrink=shrink, header=header)
 
 
 def resized_size(preprocess: Preprocess, original: Size, patch: Size) -> Size:
@@ -83,19 +71,14 @@ def crop_or_pad(image: Tensor, preprocess: Preprocess) -> Tensor:
     return image
 
 
-def crop_and_resize(content: bytes | Pixels, box: Box, preprocess: Preprocess, limits: Limits = LIMITS) -> Tensor:
+def crop_and_resize(content: bytes | Pixels, box: Box, preprocess: Preprocess) -> Tensor:
     """Return the part of an image inside the box, resized to `preprocess.size`."""
-    top, left, height, width = box
-    if isinstance(content, bytes):
-        header = read_header(content, limits)
-        shrink = shrink_for((height, width), preprocess.size, preprocess)
-        if header.format != "JPEG" or any(side % shrink for side in box):
-            shrink = 1
-        pixels = _decode(content, header, preprocess, shrink, limits)
-        top, left, height, width = (side // shrink for side in box)
-    else:
-        pixels = content
-    crop = as_tensor(pixels)[:, top : top + height, left : left + width]
+    header = header_of(content)
+    shrink = shrink_for(box[2:], preprocess.size, preprocess)
+    if header.format != "JPEG" or any(side % shrink for side in box):
+        shrink = 1
+    top, left, height, width = (side // shrink for side in box)
+    crop = as_tensor(_decode(content, header, preprocess, shrink))[:, top : top + height, left : left + width]
     return resize(crop, preprocess.size, preprocess.interpolation, preprocess.antialias)
 
 

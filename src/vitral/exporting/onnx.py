@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from vitral.errors import missing_package
 from vitral.model.attention import Attention
+
+if TYPE_CHECKING:
+    import onnx_ir
 
 KEY = "vitral"
 """Name of the metadata entry with the JSON that describes the model."""
@@ -58,18 +61,20 @@ def load(path: Path) -> Callable[[np.ndarray], np.ndarray]:
     return lambda images: session.run(None, {"images": images})[0]
 
 
-def _name_batch_dimension(graph: Any) -> None:
+def _name_batch_dimension(graph: "onnx_ir.Graph") -> None:
     """Name the batch dimension "batch", instead of a symbol of the tracer."""
     import onnx_ir
 
-    symbol = str(graph.inputs[0].shape[0])
+    shape = graph.inputs[0].shape
+    assert shape is not None
+    symbol = str(shape[0])
     for value in (*graph.inputs, *graph.outputs, *(output for node in graph for output in node.outputs)):
         if value.shape is not None:
             sides = ("batch" if str(side) == symbol else side for side in value.shape)
             value.shape = onnx_ir.Shape(sides)
 
 
-def _guard_padded_pools(graph: Any) -> None:
+def _guard_padded_pools(graph: "onnx_ir.Graph") -> None:
     """Insert a Max between a Pad and the MaxPool after it, so that ONNX Runtime does not fuse the two.
 
     BiT pads its first pooling with zeros, but a fused MaxPool pads with minus infinity, which changes the result where
@@ -80,7 +85,8 @@ def _guard_padded_pools(graph: Any) -> None:
     pools = [node for node in graph if node.op_type == "MaxPool"]
     for number, pool in enumerate(pools):
         padded = pool.inputs[0]
-        if padded.producer() is None or padded.producer().op_type != "Pad":
+        source = None if padded is None else padded.producer()
+        if padded is None or source is None or source.op_type != "Pad":
             continue
         lowest = onnx_ir.Value(name=f"lowest_{number}", shape=onnx_ir.Shape(()), type=padded.type)
         lowest.const_value = onnx_ir.tensor(np.array(np.finfo(np.float32).min), name=lowest.name)

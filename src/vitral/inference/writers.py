@@ -107,11 +107,7 @@ def _check_top(written: int, top: int, *, is_same: bool) -> None:
 
 
 CSV = RowFormat(
-    start=b"file,label,probability,",
-    write_header=_write_csv_header,
-    write=_write_csv,
-    parse=_parse_csv,
-    quoted=True,
+    start=b"file,label,probability,", write_header=_write_csv_header, write=_write_csv, parse=_parse_csv, quoted=True
 )
 JSON_LINES = RowFormat(
     start=b'{"file": ', write_header=lambda stream, top: None, write=_write_json, parse=_parse_json, quoted=False

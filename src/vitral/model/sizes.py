@@ -136,10 +136,7 @@ def named_config(name: str, **overrides: Any) -> ViTConfig | BiTConfig:
     canonical = canonical_name(name)
     if baseline := _BIT_SPELLING.fullmatch(canonical):
         check_field_names(overrides, of=BiTConfig)
-        sizes: dict[str, Any] = {
-            "stages": RESNETS[int(baseline["layers"])],
-            "width_factor": int(baseline["factor"]),
-        }
+        sizes: dict[str, Any] = {"stages": RESNETS[int(baseline["layers"])], "width_factor": int(baseline["factor"])}
         return BiTConfig(**{**sizes, **overrides})
     check_field_names(overrides, of=ViTConfig)
     return ViTConfig(**{**NAMES[canonical], **overrides})

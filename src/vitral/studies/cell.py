@@ -23,18 +23,19 @@ from vitral.errors import ConfigError, VitralError
 from vitral.evaluation.evaluator import evaluate
 from vitral.files import atomic_folder, write_json
 from vitral.inference.loaded_model import load_model
+from vitral.model.config import ViTConfig
 from vitral.model.cost import count_cost
-from vitral.model.network import Network
+from vitral.model.network import Config, Network
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
-from vitral.studies.costs import evaluation_flops, training_flops
 from vitral.studies.images import dataset_for, open_with_test_split
 from vitral.studies.spec import RESULT, Job, load_result, read_study
-from vitral.training.config import as_resolved
+from vitral.training.config import Masking, as_resolved
 from vitral.training.entry import train_events
 from vitral.training.events import Finished
 from vitral.training.prepare import build_model
 from vitral.training.settings import flatten, with_settings
+from vitral.training.tasks.masked_patches import MaskedPatchHead
 from vitral.weights.load import peek
 from vitral.weights.save import save
 
@@ -162,6 +163,28 @@ def evaluate_packed(weights: Path, data: str, sides: list[int]) -> float:
         labels = torch.tensor([item.label for item in batch])
         correct += int((loaded.logits(images).argmax(1) == labels).sum())
     return correct / len(items)
+
+
+def training_flops(config: Config, settings: Mapping[str, Any], steps: int) -> float:
+    """Return the operations of a training run: three forward passes per image and step."""
+    flops = count_cost(config).forward_flops
+    if settings.get("objective") == "masked-patches":  # its head runs on the corrupted patches only
+        assert isinstance(config, ViTConfig)
+        fields = {name.removeprefix("masking."): settings[name] for name in settings if name.startswith("masking.")}
+        masking = Masking(**fields)
+        rows, columns = config.grid(*config.image_hw)
+        head = MaskedPatchHead(config, masking).head
+        flops += 2 * masking.corrupted_patches(rows * columns) * head.weight.numel()
+    return 3.0 * flops * settings["batch_size"] * steps
+
+
+def evaluation_flops(config: Config, evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """Return the operations of a forward pass in every evaluation that has a size of its own."""
+    sizes = {name: options["image_size"] for name, options in evaluations.items() if "image_size" in options}
+    return {
+        name: count_cost(config, tuple(size) if isinstance(size, list) else (size, size)).forward_flops
+        for name, size in sizes.items()
+    }
 
 
 if __name__ == "__main__":

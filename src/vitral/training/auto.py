@@ -80,7 +80,7 @@ def resolve(config: TrainConfig, facts: Facts) -> tuple[ResolvedConfig, tuple[Ch
     return as_resolved(config), tuple(choices)
 
 
-def set_value(config: TrainConfig, name: str, value: Any) -> TrainConfig:
+def set_value(config: TrainConfig, name: str, value: object) -> TrainConfig:
     """Return a config with one dotted setting changed."""
     section, dot, rest = name.partition(".")
     return replace(config, **{section: replace(getattr(config, section), **{rest: value}) if dot else value})

@@ -6,7 +6,7 @@ help, its comment in config.toml and its documentation. `auto.py` chooses a valu
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from vitral.data.augment import Augment
 from vitral.devices import normalize_device
@@ -132,7 +132,7 @@ class TrainConfig:
     """MODEL to start from: a run folder, a weights file, a shipped name, or hf:OWNER/NAME."""
     objective: Literal["classify", "masked-patches"] = "classify"
     """classify: learn from labels; masked-patches: learn from images alone, by predicting hidden patches (B.1.2)."""
-    network: Mapping[str, Any] = field(default_factory=dict)
+    network: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of ViTConfig to change."""
     image_size: int | tuple[int, int] | Auto = "auto"
     """Input size in pixels: one number, or height and width."""
@@ -312,7 +312,8 @@ def _check_numbers(config: TrainConfig) -> None:
         section, dot, rest = name.partition(".")
         value = getattr(config, section)
         value = getattr(value, rest) if dot else value
-        for number in value if isinstance(value, tuple) else (value,):
+        numbers = cast("tuple[Any, ...]", value if isinstance(value, tuple) else (value,))
+        for number in numbers:
             if number is not None and not isinstance(number, str):
                 check_number(name, number, **bounds)
 

@@ -1,6 +1,6 @@
 """Start and resume runs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 
 from vitral.data.dataset import DatasetIndex
 from vitral.errors import ConfigError, DataError, VitralError, WeightsError
+from vitral.model.network import Network
 from vitral.runs import Run
 from vitral.training.config import SECTIONS, ResolvedConfig, TrainConfig
 from vitral.training.events import (
@@ -77,7 +78,7 @@ def _start(request: Request, folder: Path | None) -> Iterator[Event]:
         yield from train_loop(job, state, choices=job.choices, baseline=baseline)
 
 
-def resume_run(run: Run, config: ResolvedConfig, *, network: Any = None) -> Iterator[Event]:
+def resume_run(run: Run, config: ResolvedConfig, *, network: Network | None = None) -> Iterator[Event]:
     """Continue a run; a finished one yields its result."""
     if report := run.read_report():
         yield Warned(message=f"{run.folder} is finished; there is nothing to resume.")
@@ -91,7 +92,7 @@ def resume_run(run: Run, config: ResolvedConfig, *, network: Any = None) -> Iter
     yield from _log_events(_resume(run, config, network))
 
 
-def _resume(run: Run, config: ResolvedConfig, network: Any) -> Iterator[Event]:
+def _resume(run: Run, config: ResolvedConfig, network: Network | None) -> Iterator[Event]:
     with run.claim():
         job = yield from prepare(Request(config=config, network=network), run)
         manifest = run.read_manifest()
@@ -139,7 +140,7 @@ def _check_unchanged(job: Job, manifest: Mapping[str, Any]) -> Iterator[Event]:
         )
 
 
-def _restore(job: Job) -> Iterator[Event]:
+def _restore(job: Job) -> Generator[Event, None, TrainState | None]:
     """Load the newest saved state into the job and return it; None if there is none."""
     loaded = load_state(job.run.state)
     if loaded is None:
@@ -165,7 +166,7 @@ def _restore(job: Job) -> Iterator[Event]:
     return state
 
 
-def _measure_baseline(job: Job) -> Iterator[Event]:
+def _measure_baseline(job: Job) -> Generator[Event, None, Baseline | None]:
     """Yield the events of the baseline and return it, if there is one."""
     baseline = None
     for event in job.learner.task.measure_baseline(job.learner.model, job.splits):

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from vitral.data.batches import BatchLoader
 from vitral.data.dataset import DatasetIndex
 from vitral.data.splits import Splits
-from vitral.files import atomic_path
 from vitral.model.network import Network, build
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
@@ -16,6 +15,7 @@ from vitral.training.events import Chosen
 from vitral.training.step import Learner
 from vitral.training.tuning import merge_lora, save_adapter
 from vitral.weights.checkpoint import Checkpoint
+from vitral.weights.formats.safetensors import write_safetensors
 from vitral.weights.load import load
 from vitral.weights.save import save
 
@@ -41,8 +41,7 @@ class ModelWriter:
     def write(self, run: Run, model: Network) -> None:
         if self.is_custom:
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-            with atomic_path(run.model) as temporary:
-                save_file(tensors, temporary, metadata={CUSTOM: type(model).__name__})
+            write_safetensors(run.model, tensors, {CUSTOM: type(model).__name__})
             return
         complete = build(model.config)
         complete.load_state_dict(merge_lora(model.state_dict()))

@@ -60,7 +60,7 @@ class SignalCatcher(AbstractContextManager["SignalCatcher"]):
         self._restore()
         if hasattr(signal, "SIGCHLD"):
             # A signal to all processes also ends those that load images, which torch would report wherever we are.
-            signal.signal(signal.SIGCHLD, lambda *_: None)
+            signal.signal(signal.SIGCHLD, _ignore)
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():
@@ -95,6 +95,10 @@ def _interrupted(job: Job, state: TrainState, number: int) -> Interrupted:
 def _save(job: Job, state: TrainState, tensors: dict[str, Tensor] | None = None) -> Saved:
     path = save_state(job.run.state, state, tensors or job.learner.tensors())
     return Saved(path=path, step=state.step)
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing on a signal, unlike SIG_IGN, which children would inherit."""
 
 
 class SaveClock:

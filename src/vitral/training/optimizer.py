@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from math import sqrt
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -127,10 +127,11 @@ class DecoupledSGD(torch.optim.SGD):
                 for parameter in group["params"]:
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
             group["weight_decay"] = 0.0
-        loss = super().step(closure)
-        for group, decay in zip(self.param_groups, decays, strict=True):
-            group["weight_decay"] = decay
-        return loss
+        try:
+            return cast("float | None", super().step(closure))  # pyright: ignore[reportUnknownMemberType]
+        finally:
+            for group, decay in zip(self.param_groups, decays, strict=True):
+                group["weight_decay"] = decay
 
 
 class Muon(torch.optim.Muon):
@@ -175,7 +176,8 @@ def orthogonalize(matrices: Tensor, group: dict[str, Any]) -> Tensor:
     """(B, rows, columns): bring the singular values of each matrix near 1 by a few Newton-Schulz steps."""
     a, b, c = group["ns_coefficients"]
     x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=group["eps"])
+    norm = cast("Tensor", x.norm(dim=(1, 2), keepdim=True))  # pyright: ignore[reportUnknownMemberType]
+    x = x / norm.clamp(min=group["eps"])
     for _ in range(group["ns_steps"]):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)

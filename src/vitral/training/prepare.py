@@ -208,7 +208,7 @@ def build_model(
     config: ResolvedConfig, classes: int, network: Network | None = None
 ) -> tuple[Network, Preprocess, list[str]]:
     """Return the network at the size of the run with a new head, its preprocessing, and how its weights changed."""
-    torch.manual_seed(config.seed)
+    torch.manual_seed(config.seed)  # pyright: ignore[reportUnknownMemberType]
     if network is not None:
         return adopt_network(network, classes, config)
     if config.model.startswith(CUSTOM_MODEL):

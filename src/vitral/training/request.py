@@ -180,11 +180,9 @@ def read_run_settings(run: Run) -> ResolvedConfig:
 
 
 def _pop_resume_table(content: dict[str, Any]) -> dict[str, Any]:
-    table = content.get(RESUME_TABLE)
-    if isinstance(table, dict) and set(table) <= set(_LENGTHS):
-        return content.pop(RESUME_TABLE)
-    names = [f"{RESUME_TABLE}.{name}" for name in _LENGTHS]
-    return {name.partition(".")[2]: content.pop(name) for name in names if name in content}
+    """Remove the length in other units from the settings of a file, and return it."""
+    names = {f"{RESUME_TABLE}.{name}": name for name in _LENGTHS}
+    return {name: content.pop(dotted) for dotted, name in names.items() if dotted in content}
 
 
 def _are_equivalent(name: str, first: object, second: object) -> bool:

@@ -5,12 +5,12 @@ import inspect
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from vitral.errors import ConfigError, did_you_mean, short_repr
 from vitral.model.sizes import parse_field
@@ -20,7 +20,6 @@ RESUME_TABLE = "resume"
 """The table of config.toml with the length of a run in other units, which only --resume reads."""
 _SPELLED = {"from_weights": "from"}  # `from` is a keyword of Python
 _OLD_NAMES = {"selection": "val_fraction", "most_bad": "max_bad_fraction"}
-_Config = TypeVar("_Config", bound=TrainConfig)
 
 
 def setting_names() -> dict[str, Any]:
@@ -94,8 +93,11 @@ def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return dotted settings: optim=dict(lr=1) becomes optim.lr=1. A dict inside a section, as network.stem, stays."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
-        is_section = isinstance(value, Mapping) and "." not in name
-        flat |= {f"{name}.{part}": inner for part, inner in value.items()} if is_section else {name: value}
+        if isinstance(value, Mapping) and "." not in name:
+            section = cast("Mapping[str, Any]", value)
+            flat |= {f"{name}.{field}": inner for field, inner in section.items()}
+        else:
+            flat[name] = value
     return flat
 
 
@@ -104,7 +106,7 @@ def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
 _MISMATCH = object()
 
 
-def parse_value(name: str, value: Any, kind: Any, origin: str) -> Any:
+def parse_value(name: str, value: object, kind: Any, origin: str) -> Any:
     """Return a value in the type of its setting, reading words as numbers; raise ConfigError if it does not fit."""
     for choice in get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,):
         parsed = _parse(value, choice)
@@ -123,14 +125,12 @@ def _parse(value: Any, kind: Any) -> Any:
         return _parse_tuple(value, get_args(kind))
     if kind is bool:
         words = {"true": True, "false": False}
-        return (
-            value if isinstance(value, bool) else words.get(value, _MISMATCH) if isinstance(value, str) else _MISMATCH
-        )
+        return value if isinstance(value, bool) else words.get(str(value), _MISMATCH)
     if kind in (int, float) and not isinstance(value, bool):
         return _parse_number(value, kind)
     if kind is str:
-        return fspath(value) if isinstance(value, str | PathLike) else _MISMATCH
-    return value if isinstance(value, Mapping) else _MISMATCH
+        return fspath(cast("str", value)) if isinstance(value, str | PathLike) else _MISMATCH
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else _MISMATCH
 
 
 def _parse_number(value: Any, kind: type[int] | type[float]) -> Any:
@@ -145,7 +145,8 @@ def _parse_number(value: Any, kind: type[int] | type[float]) -> Any:
 
 def _parse_tuple(value: Any, kinds: tuple[Any, ...]) -> Any:
     parts = value.replace("x", ",").split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple) or len(parts) != len(kinds):
+    parts = cast("list[Any]", parts) if isinstance(parts, list | tuple) else []
+    if len(parts) != len(kinds):
         return _MISMATCH
     parsed = tuple(_parse(part, kind) for part, kind in zip(parts, kinds, strict=True))
     return _MISMATCH if _MISMATCH in parsed else parsed
@@ -175,15 +176,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"Cannot read {path}: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:  # also numbers with thousands of digits and deep nesting
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
-    return dict(_flatten_tables(content))
-
-
-def _flatten_tables(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in content.items():
-        if isinstance(value, Mapping) and (name in SECTIONS or name == "network"):
-            yield from ((f"{name}.{part}", inner) for part, inner in value.items())
-        else:
-            yield name, value
+    return flatten(content)
 
 
 def as_toml(config: TrainConfig) -> str:
@@ -218,15 +211,16 @@ def _other_lengths(config: TrainConfig) -> dict[str, Any]:
     return lengths if config.minutes is None else {**lengths, "minutes": config.minutes}
 
 
-def _to_toml(value: Any) -> str:
+def _to_toml(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_to_toml, value)) + "]"
+        return "[" + ", ".join(map(_to_toml, cast("list[object]", value))) + "]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(name)} = {_to_toml(part)}" for name, part in value.items()) + "}"
+        table = cast("Mapping[str, object]", value)
+        return "{" + ", ".join(f"{_key(name)} = {_to_toml(inner)}" for name, inner in table.items()) + "}"
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML's escapes are JSON's
 
 

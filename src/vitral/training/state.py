@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
 from vitral.errors import MAX_NUMBER, ConfigError, DataError, VitralError
@@ -112,8 +112,8 @@ def _check_values(state: TrainState) -> None:
         raise ValueError("a number is not finite")
     if not all(type(score) is float for score in (best.top1, best.loss)):  # NaN and infinity are values of their own
         raise ValueError("a score is not a number")
-    reasons: object = unreadable.reasons
-    if not isinstance(reasons, dict) or not all(isinstance(reason, str) for reason in unreadable.reasons.values()):
+    reasons = unreadable.reasons
+    if type(reasons) is not dict or not all(type(reason) is str for reason in reasons.values()):
         raise ValueError("the unreadable images are not names with reasons")
 
 

@@ -1,7 +1,7 @@
 """One training step: a batch in, gradients, updated weights; with all tensors that the next step depends on."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count, islice
 from math import isfinite
@@ -48,7 +48,9 @@ class Learner:
 
     def train_step(self, batch: Batch, state: TrainState, lr_factor: float) -> float:
         """Update the weights from one batch and return its loss. TrainingError if a gradient is not finite."""
-        torch.manual_seed(self.config.seed * 1_000_003 + state.step)  # dropout and stochastic depth of this step
+        torch.manual_seed(  # pyright: ignore[reportUnknownMemberType]
+            self.config.seed * 1_000_003 + state.step  # dropout and stochastic depth of this step
+        )
         loss = self.compute_gradients(batch, state.step, state.loss_scale)
         parameters = list(self.optimizer.parameters.values())
         if state.loss_scale != 1:
@@ -158,7 +160,7 @@ class MovingAverage:
 
 
 @contextmanager
-def swapped_weights(model: nn.Module, values: dict[str, Tensor]) -> Iterator[None]:
+def swapped_weights(model: nn.Module, values: dict[str, Tensor]) -> Generator[None]:
     """Use other weights in a model inside the context."""
     original = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     model.load_state_dict(values)

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor, nn
 
 from vitral.errors import ConfigError, WeightsError, check_int
-from vitral.files import atomic_path
 from vitral.model.network import Network
 from vitral.model.vit import ViT
 from vitral.training.config import Tune
+from vitral.weights.formats.safetensors import open_safetensors, write_safetensors
 
 ADAPTER = "vitral.adapter"
 LORA_LAYERS = ("attention.to_qkv", "attention.to_out", "mlp.expand", "mlp.contract")
@@ -85,15 +84,13 @@ def save_adapter(path: Path, model: Network, base: str, sha256: str | None) -> N
     """Write the trained weights alone, with the SHA-256 of the checkpoint that they belong to."""
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     tensors = {n: tensor.detach().cpu().contiguous() for n, tensor in model.state_dict().items() if n in trained}
-    with atomic_path(path) as temporary:
-        save_file(tensors, temporary, metadata={ADAPTER: json.dumps({"base": base, "base_sha256": sha256})})
+    write_safetensors(path, tensors, {ADAPTER: json.dumps({"base": base, "base_sha256": sha256})})
 
 
 def load_adapter(model: ViT, path: Path) -> ViT:
     """Return a copy of the base network with the weights of an adapter merged into it."""
-    with safe_open(path, framework="pt") as file:
-        if ADAPTER not in (file.metadata() or {}):
-            raise WeightsError(f"{path} is not an adapter: it does not name its base.")
+    if ADAPTER not in open_safetensors(path).metadata:
+        raise WeightsError(f"{path} is not an adapter: it does not name its base.")
     tensors = load_file(path)
     ranks = {tensor.shape[0] for name, tensor in tensors.items() if name.endswith(".lora.a")}
     adapted = copy.deepcopy(model)

@@ -132,7 +132,7 @@ def as_checkpoint(
 # ---- the model ----
 
 
-def unwrap_compiled(model: Any) -> Any:
+def unwrap_compiled(model: object) -> object:
     """Return the model inside the wrapper of torch.compile."""
     return model._orig_mod if isinstance(model, nn.Module) and "_orig_mod" in model._modules else model
 
@@ -266,7 +266,7 @@ def _lost_content(spec: ModelSpec, content: Content) -> Iterator[str]:
         yield "preprocessing"
 
 
-def _comparable(config: ViTConfig, name: str) -> Any:
+def _comparable(config: ViTConfig, name: str) -> object:
     """Return a field in one spelling."""
     pairs = {"class_token": config.has_class_token, "image_size": config.image_hw, "patch_size": config.patch_hw}
     return pairs.get(name, getattr(config, name))

@@ -86,7 +86,7 @@ def measure(task: Classification, model: Any, splits: Splits, split: str) -> tup
 
 
 def test_scores_mistakes_and_their_images(data: tuple[DatasetIndex, Splits], tmp_path: Path) -> None:
-    """A head that always predicts c is right on the images of c alone."""
+    """A head that always predicts c has the accuracy of the fraction of c."""
     model, task = make_task(data)
     splits = data[1]
     with torch.no_grad():

@@ -39,7 +39,7 @@ class Classification:
         self.test_reason = splits.reasons["test"]
         self.extra = nn.Module()
         self.device = torch.device(config.device)
-        self.network: Callable[..., Tensor] = torch.compile(model) if config.compile else model
+        self.network: Callable[..., Tensor] = torch.compile(model) if config.compile else model  # pyright: ignore[reportUnknownMemberType]
         self.class_weights: Tensor | None = None
         if config.loss.class_weights == "balanced":
             counts = class_counts(splits.train, len(dataset.classes))

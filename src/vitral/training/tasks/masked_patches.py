@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor, nn
 
 from vitral.data.augment import random_generator
@@ -21,7 +21,6 @@ from vitral.data.splits import Splits
 from vitral.data.transforms import normalize
 from vitral.errors import ConfigError, DataError, WeightsError
 from vitral.evaluation.metrics import Scores
-from vitral.files import atomic_path
 from vitral.model.config import ViTConfig
 from vitral.model.layers import Linear
 from vitral.model.network import Network
@@ -35,6 +34,7 @@ from vitral.training.config import Masking, ResolvedConfig
 from vitral.training.events import Event, Measuring
 from vitral.training.tasks import BATCH_SAMPLE, Corruption, Measurement, PreparedBatch
 from vitral.training.tasks.masked_sheet import MAX_ROWS, PatchSheet
+from vitral.weights.formats.safetensors import write_safetensors
 
 LEVELS = 8
 """Levels per channel: 3 bits."""
@@ -59,7 +59,7 @@ class MaskedPatchPrediction:
         self.grid = model.config.grid(*model.config.image_hw)
         self.extra = MaskedPatchHead(model.config, config.masking).to(self.device)
         predict = self.extra.predict
-        self.predict: Callable[..., Tensor] = torch.compile(predict) if config.compile else predict
+        self.predict: Callable[..., Tensor] = torch.compile(predict) if config.compile else predict  # pyright: ignore[reportUnknownMemberType]
 
     def prepare(self, batch: Batch, step: int) -> PreparedBatch:
         assert isinstance(batch.images, Tensor)
@@ -131,8 +131,7 @@ class MaskedPatchPrediction:
     def save(self, run: Run) -> None:
         """Write the mask embedding and the head, which the model does not contain."""
         tensors = {name: tensor.cpu().contiguous() for name, tensor in self.extra.state_dict().items()}
-        with atomic_path(run.masking) as temporary:
-            save_file(tensors, temporary)
+        write_safetensors(run.masking, tensors, {})
 
     def check_saved(self, run: Run) -> None:
         if not run.masking.is_file():
@@ -216,7 +215,7 @@ class MaskedPatchHead(nn.Module):
         patches = cut(pixels.float() / 255, self.cell)
         if self.masking.target == "mean-color":
             return quantize(patches.mean(dim=(3, 4)))
-        small = F.adaptive_avg_pool2d(patches.flatten(0, 1), CELLS).unflatten(0, patches.shape[:2])
+        small = torch.unflatten(F.adaptive_avg_pool2d(patches.flatten(0, 1), CELLS), 0, patches.shape[:2])
         return quantize(small.flatten(3).mT)  # (B, N, C, 16) -> (B, N, 16, C)
 
     def loss(self, predictions: Float[Tensor, "B M _"], targets: Tensor) -> Tensor:
@@ -233,7 +232,7 @@ class MaskedPatchHead(nn.Module):
 
     def color_logits(self, predictions: Float[Tensor, "... _"]) -> Tensor:
         """(..., 512), or (..., 16, 512) for the cells of a small patch."""
-        return predictions if self.masking.target == "mean-color" else predictions.unflatten(-1, (CELLS**2, -1))
+        return predictions if self.masking.target == "mean-color" else torch.unflatten(predictions, -1, (CELLS**2, -1))
 
     def colors(self, values: Tensor, *, is_prediction: bool) -> Tensor:
         """Return predictions or targets (B, M, ...) as what a sheet draws: normalized pixels, or colors from 0 to 1."""

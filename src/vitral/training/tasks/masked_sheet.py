@@ -65,13 +65,13 @@ class PatchSheet:
     def _paint(self, colors: Tensor) -> Tensor:
         """(M, C * h * w) normalized pixels, (M, C) or (M, 16, C) colors -> (M, C, height, width) from 0 to 1."""
         if self.target == "pixels":
-            return self._denormalize(colors.unflatten(1, (-1, *self.cell))).clamp(0, 1)
+            return self._denormalize(torch.unflatten(colors, 1, (-1, *self.cell))).clamp(0, 1)
         cells = colors if colors.ndim == 3 else colors[:, None]
         side = int(cells.shape[1] ** 0.5)
-        return F.interpolate(cells.mT.unflatten(2, (side, side)), size=self.cell, mode="nearest")
+        return F.interpolate(torch.unflatten(cells.mT, 2, (side, side)), size=self.cell, mode="nearest")
 
     def join_patches(self, patches: Tensor) -> Image.Image:
-        x = patches.unflatten(0, self.grid).permute(2, 0, 3, 1, 4).flatten(3).flatten(1, 2)  # (C, H, W)
+        x = torch.unflatten(patches, 0, self.grid).permute(2, 0, 3, 1, 4).flatten(3).flatten(1, 2)  # (C, H, W)
         x = x if len(x) == 3 else x[:1].expand(3, -1, -1)
         pixels = (x.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
         return Image.fromarray(pixels).resize((CELL, CELL), Image.Resampling.NEAREST)

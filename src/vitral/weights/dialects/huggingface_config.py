@@ -68,7 +68,7 @@ def _parse_preprocess(stated: dict[str, Any], config: ViTConfig, size: Pair | No
     )
 
 
-def _as_pair_of_sides(size: Any) -> Pair | None:
+def _as_pair_of_sides(size: object) -> Pair | None:
     """Return (height, width) of 224 or {"height": 224, "width": 224}."""
     return as_pair([size.get("height"), size.get("width")] if isinstance(size, dict) else size)
 

@@ -1,6 +1,6 @@
 """Rules between two namings of the same tensors. A dialect is a list of rules, each of which works both ways."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,7 @@ def _names(names: str | tuple[str, ...]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names
 
 
-def _tuple(tensors: Any) -> Tensors:
+def _tuple(tensors: Tensor | Iterable[Tensor]) -> Tensors:
     return (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
 
 

@@ -66,7 +66,7 @@ class ConfigJson:
         names = self.pretrained.get("label_names")
         return tuple(map(str, names)) if isinstance(names, list) else None
 
-    def _implied(self, field: str) -> Any:
+    def _implied(self, field: str) -> Any:  # noqa: ANN401 (fields of several types)
         implied = (fields for pattern, fields in _ARCHITECTURES if re.search(pattern, self.architecture))
         return next(implied, {}).get(field)
 
