@@ -1,5 +1,6 @@
 """Checks return plain numbers, and their errors name the field, the value and the rule."""
 
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,15 @@ def test_check_field_names_suggests_the_closest() -> None:
 @pytest.mark.parametrize("value", ["x" * 10_000, list(range(10_000)), {n: n for n in range(10_000)}, torch.zeros(9999)])
 def test_long_values_are_shortened(value: object) -> None:
     assert len(short_repr(value)) < 200
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.ones(3, 4), [torch.ones(3, 4)], np.ones((3, 4)), {"a": torch.ones(3, 4)}, OrderedDict(a=torch.ones(3, 4))],
+)
+def test_errors_never_print_tensors(value: object) -> None:
+    assert "1." not in short_repr(value)
+    assert "\n" not in short_repr(torch.nn.Sequential(torch.nn.Linear(2, 2)))
 
 
 def test_helpers() -> None:

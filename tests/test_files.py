@@ -1,11 +1,13 @@
 """Files are written whole or not at all, and names can be printed anywhere."""
 
+import errno
 import io
 import json
 import os
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from vitral import DataError, WeightsError
 from vitral.files import as_text, atomic_path, cache_folder, printable, sha256_of, to_json, try_lock, write_json
@@ -39,6 +41,22 @@ def test_unwritable_folder_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(WeightsError, match="Cannot write .*report.json"):
         write_json(tmp_path / "file" / "report.json", {})
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 7424 vs 7312"),
+    ],
+)
+def test_a_full_disk_exits_with_code_1(tmp_path: Path, cause: Exception) -> None:
+    with pytest.raises(WeightsError, match=r"Cannot write .*a\.bin: No space left on device\.") as caught:  # noqa: SIM117
+        with atomic_path(tmp_path / "a.bin"):
+            raise cause
+    assert caught.value.exit_code == 1
+    assert WeightsError.exit_code == 2
 
 
 def test_sha256(tmp_path: Path) -> None:

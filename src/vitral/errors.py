@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from math import inf, nan
 from numbers import Integral, Real
 from reprlib import Repr
+from typing import cast
 
 MAX_NUMBER = 3.4e38
 """Larger numbers overflow float32, so `check_number` refuses them like infinity."""
@@ -92,10 +93,7 @@ def check_number(
     above: float | None = None,
     below: float | None = None,
 ) -> float:
-    """Return `value` as a float, or raise ConfigError if it is not a finite number within the bounds.
-
-    `minimum` and `maximum` are allowed values themselves; `above` and `below` are not.
-    """
+    """Return `value` as a float, or raise ConfigError unless finite and in bounds; above and below are exclusive."""
     number = _to_float(value)
     low = (minimum is None or number >= minimum) and (above is None or number > above)
     high = (maximum is None or number <= maximum) and (below is None or number < below)
@@ -155,16 +153,27 @@ def short_repr(value: object) -> str:
         return f"an integer of {int(value).bit_length()} bits" if isinstance(value, int) else type(value).__name__
 
 
-_REPR = Repr()
+class _ShortRepr(Repr):
+    def repr_instance(self, x: object, level: int) -> str:
+        """Return the type of tensors, arrays, modules and other objects whose repr has several lines."""
+        if shape := getattr(x, "shape", None):
+            return f"{type(x).__name__} of shape {tuple(shape)}"
+        if isinstance(x, Mapping):
+            return f"{type(x).__name__} of {len(cast('Mapping[object, object]', x))} items"
+        text = super().repr_instance(x, level)
+        return type(x).__name__ if "\n" in text else text
+
+    repr_ndarray = repr_OrderedDict = repr_instance
+
+
+_REPR = _ShortRepr()
 _REPR.maxlong, _REPR.maxstring, _REPR.maxother = 40, 80, 80
 
 
-def _bounds(
-    minimum: float | None, maximum: float | None, above: float | None = None, below: float | None = None
-) -> str:
+def _bounds(low: float | None, high: float | None, above: float | None = None, below: float | None = None) -> str:
     """Return the allowed range in words, with a leading space, or "" without bounds."""
-    if minimum is not None and maximum is not None:
-        return f" from {minimum} to {maximum}"
-    limits = {"at least": minimum, "above": above, "at most": maximum, "below": below}
+    if low is not None and high is not None:
+        return f" from {low} to {high}"
+    limits = {"at least": low, "above": above, "at most": high, "below": below}
     words = " and ".join(f"{word} {limit}" for word, limit in limits.items() if limit is not None)
     return f" of {words}" if words.startswith("at") else f" {words}" if words else ""

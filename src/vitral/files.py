@@ -1,5 +1,6 @@
 """Files: atomic writes, locks, hashes, and file names as text. No other module renames a temporary file."""
 
+import errno
 import hashlib
 import json
 import os
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TextIO
+from typing import TextIO
 
 from vitral.errors import VitralError, WeightsError
 
@@ -35,8 +36,7 @@ def atomic_path(path: Path, error: type[VitralError] = WeightsError) -> Iterator
         raise
     except (OSError, RuntimeError, ValueError, _safetensors_error()) as cause:
         # torch.save reports a full disk as a RuntimeError, safetensors as an error of its own.
-        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
-        raise error(f"Cannot write {path}: {reason}.") from cause
+        raise write_error(path, cause, error) from cause
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -56,15 +56,24 @@ def atomic_files(path: Path, error: type[VitralError] = WeightsError) -> Iterato
                 flush_to_disk(written)
                 written.replace(path.with_name(written.name))
     except OSError as cause:
-        raise error(f"Cannot write {path}: {cause.strerror or cause}.") from cause
+        raise write_error(path, cause, error) from cause
+
+
+def write_error(path: Path, cause: Exception, error: type[VitralError]) -> VitralError:
+    """Return the error of a file that cannot be written; its exit code is 1 if the disk is full."""
+    reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+    is_full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+    if "No space left" in reason or "inline_container" in reason:  # safetensors; torch.save
+        reason, is_full = "No space left on device", True
+    failure = error(f"Cannot write {path}: {reason}.")
+    if is_full:
+        failure.exit_code = 1
+    return failure
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside the target and rename it to the target on success.
-
-    A target that exists by then, because another process wrote the same, is kept.
-    """
+    """Yield a temporary folder beside the target; on success, rename it unless another process wrote the target."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -96,7 +105,7 @@ def write_text(path: Path, text: str, error: type[VitralError] = WeightsError) -
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, content: Any, error: type[VitralError] = WeightsError) -> None:
+def write_json(path: Path, content: object, error: type[VitralError] = WeightsError) -> None:
     """Write an object as indented JSON, atomically."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n", error)
 
@@ -166,12 +175,11 @@ _HARMLESS = "\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{IDEOGRAPHIC SPACE}\N{
 
 def printable(text: str) -> str:
     """Replace control characters: names may contain anything, and a terminal must not obey it."""
-    return "".join(
-        letter if letter.isprintable() or letter in _HARMLESS else "\N{REPLACEMENT CHARACTER}" for letter in text
-    )
+    unknown = "\N{REPLACEMENT CHARACTER}"
+    return "".join(letter if letter.isprintable() or letter in _HARMLESS else unknown for letter in text)
 
 
-def to_json(value: Any, stream: TextIO, indent: int | None = None) -> str:
+def to_json(value: object, stream: TextIO, indent: int | None = None) -> str:
     """Return JSON that the stream can encode: plain letters if it is Unicode, escapes otherwise."""
     is_unicode = (stream.encoding or "utf-8").lower().replace("-", "").startswith("utf")
     return json.dumps(value, indent=indent, ensure_ascii=not is_unicode)

@@ -132,10 +132,8 @@ def plan(
     flops = FORWARD_PASSES * cost.forward_flops * images * epochs
     if device == "here" and images_per_second is None:
         images_per_second = time_this_machine(config, batch_size=min(batch_size, 8))
-    estimates = [
-        estimate(cost, kind, devices, images * epochs, images_per_second, price)
-        for kind in ([device] if device else list(DEVICES))
-    ]
+    kinds = [device] if device else list(DEVICES)
+    estimates = [estimate(cost, kind, devices, images * epochs, images_per_second, price) for kind in kinds]
     has_paper_size = config.image_hw == (224, 224)
     return Plan(
         model=name,
@@ -174,16 +172,14 @@ def estimate(
     if images_per_second is None:
         assert sheet is not None
         images_per_second = sheet.flops * UTILIZATION / (FORWARD_PASSES * cost.forward_flops)
-    largest = None
-    if sheet is not None:
-        largest = max(0, (sheet.gibibytes * 2**30 - cost.training_bytes(0)) // cost.activation_bytes)
+    free = None if sheet is None else sheet.gibibytes * 2**30 - cost.training_bytes(0)
     seconds = images / (images_per_second * count)
     return Estimate(
         device=kind,
         devices=count,
         images_per_second=images_per_second * count,
         seconds=seconds,
-        largest_batch=largest,
+        largest_batch=None if free is None else max(0, free // cost.activation_bytes),
         price=price,
         cost=None if price is None else price * count * seconds / HOUR,
     )
@@ -221,8 +217,6 @@ def parse_count(text: str, name: str) -> int:
     scale = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}[match[2].lower()] if match else 0
     number = float(re.sub("[,_]", "", match[1])) * scale if match else 0.0
     if not 1 <= number <= MAX_NUMBER or not round(number, 3).is_integer():
-        raise ConfigError(
-            f"{name} must be an integer from 1 to {MAX_NUMBER:.0e} (got {text!r}).",
-            hint="Use 50000, 50,000, 50k or 1.28M, for example.",
-        )
+        hint = "Use 50000, 50,000, 50k or 1.28M, for example."
+        raise ConfigError(f"{name} must be an integer from 1 to {MAX_NUMBER:.0e} (got {text!r}).", hint=hint)
     return round(number)

@@ -105,7 +105,7 @@ def test_a_switch_takes_only_true_or_false_as_its_value() -> None:
         ("builtin:digits --network.num_classes 5", "network.num_classes=5"),
         ("builtin:digits --network.pool none", "network.pool=none"),
         ("builtin:digits --image-size 70000", "got 70000"),
-        ("builtin:digits --set foo", "--set foo must be NAME=VALUE"),
+        ("builtin:digits --set foo", "--set must be NAME=VALUE (got 'foo')"),
         ("builtin:digits --from=", "from=''"),
         ("builtin:digits --tune.what last-blocks --tune.blocks 100", "tune.blocks must be an integer from 1 to 4"),
         ("--resume nowhere", "nowhere is not a run folder"),

@@ -154,7 +154,7 @@ def test_convert_to_a_dialect_that_cannot_store_it(tmp_path: Path) -> None:
     ("words", "reason"),
     [
         (["--to", "tim"], "tim"),
-        (["--to", "timm", "--set", "image_size"], "FIELD=VALUE"),
+        (["--to", "timm", "--set", "image_size"], "NAME=VALUE"),
         (["--to", "timm", "--set", "wisdom=3"], "wisdom"),
         (["--to", "native", "--set", "image_size=30"], "image_size"),
         (["--to", "native", "--set", "image_size={[]:1}"], "image_size"),

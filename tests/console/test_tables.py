@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from vitral.console.tables import ModelRow, show_findings, show_models, show_settings, show_suite
+from vitral.console.tables import show_findings, show_models, show_settings, show_suite
 
-ROW = ModelRow(
+ROW = dict(
     name="vit-b16", width=768, depth=12, heads=12, mlp_width=3072, patch_size=(16, 16), image_size=(224, 224),
     tokens=197, parameters=86_567_656, forward_flops=35_100_000_000, inference_bytes=347 * 2**20, training_batch=32,
     training_bytes=6 * 2**30,

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.data.images import encoded, npy, photo, png_header
 from vitral.data import decode as module
 from vitral.data.decode import decode, from_array, from_pillow
-from vitral.data.headers import BadImageError, Limits, read_header
+from vitral.data.headers import BadImageError, read_header
 
 JPEG = encoded(photo(), "JPEG", quality=95)
 
@@ -128,9 +128,10 @@ def test_no_dimensions() -> None:
     assert reason_of(png_header(0, 0)) in ("bad dimensions", "corrupt", "truncated")
 
 
-def test_too_many_bytes() -> None:
+def test_too_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitral.data.headers.MAX_BYTES", 10)
     with pytest.raises(BadImageError, match="too large"):
-        read_header(JPEG, Limits(bytes=10))
+        read_header(JPEG)
 
 
 def test_one_pixel() -> None:

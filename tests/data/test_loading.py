@@ -149,6 +149,14 @@ def test_a_training_loop_learns(folder: Path) -> None:
     assert loader.epoch == 8
 
 
+def test_preprocess_and_augment_are_checked(folder: Path) -> None:
+    with pytest.raises(vitral.ConfigError, match=r"preprocess must be a Preprocess \(got None\)"):
+        vitral.data.loader(folder, preprocess=None)  # type: ignore[arg-type]
+    preprocess = vitral.Preprocess(size=(16, 16))
+    with pytest.raises(vitral.ConfigError, match=r"augment must be a Augment .*got True.*Augment\(flip"):
+        vitral.data.loader(folder, preprocess=preprocess, augment=True)  # type: ignore[arg-type]
+
+
 def test_importing_the_package_is_cheap() -> None:
     check = "import sys, vitral.data; assert 'torch' not in sys.modules and 'PIL' not in sys.modules; dir(vitral.data)"
     subprocess.run([sys.executable, "-c", check], check=True)

@@ -358,9 +358,10 @@ def test_metadata_that_are_not_json(key: str, text: str, reason: str, tmp_path: 
         lambda content: content["config"].update(position="sincos-2d", image_size=20_000),
         lambda content: content["config"].update(position_grid=20_000),
         lambda content: content["preprocess"].update(size=[20_000, 20_000]),
+        lambda content: content["preprocess"].update(size=[8_000, 8_000]),
         lambda content: content["preprocess"].update(size=[4, 10**9]),
     ],
-    ids=["image", "waves", "grid", "preprocessing", "wide"],
+    ids=["image", "waves", "grid", "preprocessing", "patches", "wide"],
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_giant_sizes_in_metadata_are_refused_before_anything_is_built(ours: Path, change: Any) -> None:

@@ -73,3 +73,10 @@ def test_precision_and_source_are_checked(run: Path) -> None:
         load_model(5)  # type: ignore[arg-type]
     with pytest.raises(vitral.VitralError, match="nowhere"):
         load_model("nowhere")
+
+
+def test_labels_of_another_head_are_refused() -> None:
+    changed = checkpoint(("a", "b", "c"), num_classes=3)
+    changed.model.reset_head(5)
+    with pytest.raises(ConfigError, match="5 classes, but there are 3 labels"):
+        load_model(changed)

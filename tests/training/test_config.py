@@ -153,3 +153,10 @@ def test_a_resolved_config_has_the_same_settings_in_narrower_types() -> None:
         ResolvedTune,
     ]
     assert {item.name for item in fields(resolved)} == {item.name for item in fields(config)}
+
+
+@pytest.mark.parametrize("name", ["seed", "workers", "batch_size", "steps", "patience"])
+@pytest.mark.parametrize("value", [2**63 - 1, str(2**63 - 1), 10**30])
+def test_large_integers_are_reported_as_passed(name: str, value: int | str) -> None:
+    with pytest.raises(vitral.ConfigError, match=rf"{name} must be an integer from . to .*\(got {value}\)"):
+        with_settings(None, {"data": "x", name: value}, "test")

@@ -169,3 +169,16 @@ def test_a_state_of_another_shape_is_refused() -> None:
     for forged in (torch.zeros(3), torch.zeros(7, 48, dtype=torch.int64)):
         with pytest.raises(vitral.ConfigError, match=r"head\.weight.*exp_avg"):
             Optimizer(small_model(), ResolvedOptim()).load({**state, "0/head.weight/exp_avg": forged})
+
+
+@pytest.mark.parametrize(("name", "key"), [("adamw", "exp_avg"), ("adamw", "step"), ("sgd", "momentum_buffer")])
+def test_an_incomplete_or_scalar_state_is_refused(name: Any, key: str) -> None:
+    model = small_model()
+    optimizer = Optimizer(model, ResolvedOptim(name=name))
+    set_gradients(model, 0)
+    optimizer.step(1.0)
+    state, entry = optimizer.state(), f"0/head.weight/{key}"
+    renamed = {**{name: tensor for name, tensor in state.items() if name != entry}, f"{entry}s": state[entry]}
+    for forged in (renamed, {**state, entry: torch.zeros(2 if key == "step" else ())}):
+        with pytest.raises(vitral.ConfigError, match=rf"head\.weight.*{key}"):
+            Optimizer(small_model(), ResolvedOptim(name=name)).load(forged)

@@ -165,6 +165,12 @@ def test_a_state_of_another_network(tmp_path: Path, expected: dict[str, tuple[in
         check_fits(tensors, {name: torch.zeros(shape) for name, shape in expected.items()}, tmp_path)
 
 
+def test_a_state_of_another_dtype(tmp_path: Path) -> None:
+    tensors = {"model:a": torch.ones(2, dtype=torch.int8)}
+    with pytest.raises(vitral.ConfigError, match=r"a has torch\.int8 and shape \(2,\)"):
+        check_fits(tensors, {"model:a": torch.zeros(2)}, tmp_path)
+
+
 # ---- unreadable images ----
 
 

@@ -5,10 +5,9 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import FORMAT, Model, Switch
+from vitral.cli.parameters import FORMAT, Model, Switch, split_setting
 from vitral.console.checkpoint import show_conversion
-from vitral.console.output import Format, show_json
-from vitral.errors import ConfigError, short_repr
+from vitral.console.output import Format, show_as
 
 Dialect = Literal["native", "google", "big_vision", "timm", "huggingface", "torchvision", "bit"]
 
@@ -64,20 +63,12 @@ def convert(
     conversion = convert_checkpoint(
         model, target, to=to, precision=precision, overwrite=overwrite, preprocess=changes or None, **fields
     ).as_dict()
-    if format == "json":
-        show_json(conversion)
-    elif format == "human":
-        show_conversion(conversion, precision)
+    show_as(format, json=conversion, human=lambda: show_conversion(conversion, precision))
 
 
 def parse_fields(settings: tuple[str, ...]) -> dict[str, Any]:
     """Return config fields from texts such as image_size=384, pool=mean and class_token=true."""
     from vitral.model.sizes import parse_field
 
-    fields: dict[str, Any] = {}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise ConfigError(f"--set must be FIELD=VALUE (got {short_repr(setting)}).", hint="Use image_size=384.")
-        fields[name.strip()] = parse_field(name.strip(), value)
-    return fields
+    pairs = dict(split_setting(setting, "image_size=384") for setting in settings)
+    return {name.strip(): parse_field(name.strip(), value) for name, value in pairs.items()}

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import FORMAT, OptionalFile, Switch
-from vitral.console.output import Format, show_json, show_lines
+from vitral.cli.parameters import FORMAT, File, Switch
+from vitral.console.output import Format, show_as
 from vitral.errors import ConfigError, DataError
 
 
@@ -15,7 +15,7 @@ def data(
     data: str,
     /,
     *,
-    sheet: Annotated[OptionalFile, Parameter(help="Write a contact sheet to FILE (.png).")] = None,
+    sheet: Annotated[File, Parameter(help="Write a contact sheet to FILE (.png).")] = None,
     headers_only: Annotated[Switch, Parameter(help="Skip decoding: faster, but misses damaged pixels.")] = False,
     format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet (problems only).")] = "human",
 ) -> None:
@@ -50,12 +50,8 @@ def data(
     if sheet is not None:
         with atomic_path(sheet, DataError) as temporary:
             contact_sheet(dataset.splits.get("train", ()), dataset.classes).save(temporary, "PNG")
-    if format == "json":
-        show_json(result.as_dict())
-    elif format == "quiet":
-        show_lines(map(printable, result.problems))
-    else:
-        show_scan(result, sheet)
+    problems = map(printable, result.problems)
+    show_as(format, json=result.as_dict(), quiet=problems, human=lambda: show_scan(result, sheet))
     if not result.can_train:
         sys.exit(2)
 

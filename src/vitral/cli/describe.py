@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import FORMAT, ImageSize, Model, OptionalInteger
+from vitral.cli.parameters import FORMAT, ImageSize, Model, OptionalInt
 from vitral.console.checkpoint import show_checkpoint
-from vitral.console.output import Format, show_json, show_lines
+from vitral.console.output import Format, show_as
 
 
 def describe(
@@ -14,7 +14,7 @@ def describe(
     /,
     *,
     image_size: Annotated[ImageSize, Parameter(help="Describe the model as loaded at another size.")] = None,
-    heads: Annotated[OptionalInteger, Parameter(help="Attention heads, if the file does not state them.")] = None,
+    heads: Annotated[OptionalInt, Parameter(help="Attention heads, if the file does not state them.")] = None,
     format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet (the dialect only).")] = "human",
 ) -> None:
     """Describe a checkpoint.
@@ -33,9 +33,5 @@ def describe(
     overrides: dict[str, Any] = {"image_size": image_size, "heads": heads}
     overrides = {name: value for name, value in overrides.items() if value is not None}
     description = describe_checkpoint(model, **overrides).as_dict()
-    if format == "json":
-        show_json(description)
-    elif format == "quiet":
-        show_lines([description["report"]["dialect"]])
-    else:
-        show_checkpoint(description)
+    dialect = description["report"]["dialect"]
+    show_as(format, json=description, quiet=[dialect], human=lambda: show_checkpoint(description))

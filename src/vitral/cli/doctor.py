@@ -6,6 +6,7 @@ import re
 import sys
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
+from shutil import which
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -70,28 +71,20 @@ def _examine_torch() -> dict[str, Any]:
 
     device = choose_device()
     precision = choose_precision(device.value)
+    has_compiler = any(map(which, ("c++", "g++", "clang++", "cl"))) and find_spec("torch._inductor") is not None
     return {
         "device": {"value": device.value, "reason": device.reason},
         "precision": {"value": precision.value, "reason": precision.reason},
         "threads": torch.get_num_threads(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
-        "compiler": "found" if _has_compiler() else "not found (torch.compile needs a C++ compiler on a CPU)",
+        "compiler": "found" if has_compiler else "not found (torch.compile needs a C++ compiler on a CPU)",
     }
-
-
-def _has_compiler() -> bool:
-    from shutil import which
-
-    return any(which(name) for name in ("c++", "g++", "clang++", "cl")) and find_spec("torch._inductor") is not None
 
 
 def _core_packages() -> list[str]:
     """Return the packages that vitral requires without extras."""
-    names = []
-    for line in requires("vitral") or ():
-        if "extra ==" not in line:
-            names.append(line.split(";")[0].split("[")[0].rstrip("0123456789.,<>=!~ ").strip())
-    return names
+    lines = (line for line in requires("vitral") or () if "extra ==" not in line)
+    return [line.split(";")[0].split("[")[0].rstrip("0123456789.,<>=!~ ").strip() for line in lines]
 
 
 def _version(package: str) -> str | None:

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import FORMAT, Device, ImageSize, Model, OptionalFile, OptionalInteger, Switch
-from vitral.console.output import Format, show_json, show_lines
+from vitral.cli.parameters import FORMAT, Device, File, ImageSize, Model, OptionalInt, Switch
+from vitral.console.output import Format, show_as
 from vitral.errors import ConfigError
 
 
@@ -24,18 +24,16 @@ class Measures:
             help="Evaluate the features by ridge regression on K images per class, such as 10 or 1,5,10.", metavar="K"
         ),
     ] = None
-    knn: Annotated[
-        OptionalInteger, Parameter(help="Evaluate the features by the K nearest neighbors.", metavar="K")
-    ] = None
+    knn: Annotated[OptionalInt, Parameter(help="Evaluate the features by the K nearest neighbors.", metavar="K")] = None
     against: Annotated[
         str | None, Parameter(help="Compare with a second model on the same images.", metavar="MODEL")
     ] = None
-    against_label_map: Annotated[OptionalFile, Parameter(help="The label map of the second model.")] = None
+    against_label_map: Annotated[File, Parameter(help="The label map of the second model.")] = None
     temperature: Annotated[Switch, Parameter(help="Report the calibration after temperature scaling.")] = False
-    label_map: Annotated[
-        OptionalFile, Parameter(help="Map classes to labels: lines of a dataset class and a model label.")
-    ] = None
-    real: Annotated[OptionalFile, Parameter(help="Score with all true labels of each image (ReaL, JSON).")] = None
+    label_map: Annotated[File, Parameter(help="Map classes to labels: lines of a dataset class and a model label.")] = (
+        None
+    )
+    real: Annotated[File, Parameter(help="Score with all true labels of each image (ReaL, JSON).")] = None
     cache: Annotated[bool, Parameter(help="Do not keep features on disk for the next evaluation.")] = True
 
 
@@ -49,12 +47,9 @@ class Suite:
         Parameter(name="--suite", help="Fine-tune on each of the 19 tasks in the folder DATA.", metavar="NAME"),
     ] = None
     steps: Annotated[
-        OptionalInteger,
-        Parameter(help="Training steps per task (with --suite).", show_default="2,500, as in the paper"),
+        OptionalInt, Parameter(help="Training steps per task (with --suite).", show_default="2,500, as in the paper")
     ] = None
-    accumulate: Annotated[OptionalInteger, Parameter(help="Micro-batches per step (with --suite), to save memory.")] = (
-        None
-    )
+    accumulate: Annotated[OptionalInt, Parameter(help="Micro-batches per step (with --suite), to save memory.")] = None
 
 
 @Parameter(name="*")
@@ -68,11 +63,9 @@ class Inference:
         str | None,
         Parameter(help="float32, bfloat16 or float16.", metavar="PRECISION", show_default="float32; auto with --suite"),
     ] = None
-    batch_size: Annotated[OptionalInteger, Parameter(help="Images per batch.", show_default="64; 512 with --suite")] = (
-        None
-    )
+    batch_size: Annotated[OptionalInt, Parameter(help="Images per batch.", show_default="64; 512 with --suite")] = None
     workers: Annotated[
-        OptionalInteger, Parameter(help="Processes that load images.", show_default="0; auto with --suite")
+        OptionalInt, Parameter(help="Processes that load images.", show_default="0; auto with --suite")
     ] = None
 
 
@@ -128,13 +121,10 @@ def evaluate_model(model: str, data: str | None, measures: Measures, inference: 
     options: dict[str, Any] = asdict(measures) | asdict(inference) | {"few_shot": parse_shots(measures.few_shot)}
     passed = EvaluateOptions(**{name: value for name, value in options.items() if value is not None})
     evaluation = with_progress(evaluate_events(model, data, passed), "Evaluating", quiet=format != "human")
-    if format == "json":
-        show_json(evaluation.as_dict() | {"test": evaluation.scores.as_dict()})
-    elif format == "quiet":
-        top1 = (evaluation.knn or evaluation.few_shot or {"top1": evaluation.scores.top1})["top1"]
-        show_lines([f"{top1:.4f}"])
-    else:
-        show_evaluation(evaluation.as_dict())
+    scores = evaluation.as_dict()
+    top1 = (evaluation.knn or evaluation.few_shot or {"top1": evaluation.scores.top1})["top1"]
+    content = scores | {"test": evaluation.scores.as_dict()}
+    show_as(format, json=content, quiet=[f"{top1:.4f}"], human=lambda: show_evaluation(scores))
     if evaluation.unreadable:
         sys.exit(3)
 
@@ -166,12 +156,8 @@ def evaluate_suite(model: str, data: str | None, settings: dict[str, Any], forma
                 move(event.done, event.total)
             elif isinstance(event, SuiteResult):
                 result = event.as_dict()
-    if format == "json":
-        show_json(result)
-    elif format == "quiet":
-        show_lines([f"{result['mean']:.4f}" if result["tasks"] else "nan"])
-    else:
-        show_suite(result)
+    mean = f"{result['mean']:.4f}" if result["tasks"] else "nan"
+    show_as(format, json=result, quiet=[mean], human=lambda: show_suite(result))
     if result["interrupted"]:
         sys.exit(128 + result["signal"])
     if result["failed"] or any(task["unreadable"] for task in result["tasks"]):

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import FORMAT, ImageSize, Model, OptionalFile, Switch
-from vitral.console.output import Format, show_json, show_lines
+from vitral.cli.parameters import FORMAT, File, ImageSize, Model, Switch
+from vitral.console.output import Format, show_as, show_lines
 from vitral.report.text import format_bytes
 
 
@@ -17,9 +17,7 @@ def export(
         Literal["onnx", "pt2"],
         Parameter(help="onnx for most runtimes, pt2 for torch.export and C++.", metavar="FORMAT", show_choices=False),
     ],
-    out: Annotated[
-        OptionalFile, Parameter(help="File to write. By default the model's name with .onnx or .pt2.")
-    ] = None,
+    out: Annotated[File, Parameter(help="File to write. By default the model's name with .onnx or .pt2.")] = None,
     image_size: ImageSize = None,
     overwrite: Annotated[Switch, Parameter(help="Replace the file if it exists.")] = False,
     format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet.")] = "human",
@@ -39,9 +37,7 @@ def export(
 
     with stages(quiet=format != "human") as show_stage:
         exported = export_model(model, out, to=to, image_size=image_size, overwrite=overwrite, on_stage=show_stage)
-    if format == "json":
-        show_json(exported.as_dict())
-    elif format == "human":
-        difference = f"maximum difference {exported.difference:.1e}, relative to the largest logit"
-        verified = f"Verified on {exported.images} images: {difference}."
-        show_lines([f"{exported.path}: {format_bytes(exported.bytes)}", verified, *exported.notes])
+    difference = f"maximum difference {exported.difference:.1e}, relative to the largest logit"
+    verified = f"Verified on {exported.images} images: {difference}."
+    lines = [f"{exported.path}: {format_bytes(exported.bytes)}", verified, *exported.notes]
+    show_as(format, json=exported.as_dict(), human=lambda: show_lines(lines))

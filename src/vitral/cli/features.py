@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from vitral.cli.parameters import FORMAT, BatchSize, Device, Image, ImageSize, Model, Precision
-from vitral.console.output import Format, show_json, show_lines
+from vitral.console.output import Format, show_as, show_lines
 
 
 def features(
@@ -41,11 +41,8 @@ def features(
     files = find_images(images, sys.stdin)
     predictor = Predictor(model, device=device, precision=precision, batch_size=batch_size, image_size=image_size)
     result = with_progress(features_to_file(predictor, files, out), "Embedding", quiet=format != "human")
-    if format == "json":
-        failures = [{"file": as_text(file), "error": reason} for file, reason in result.failures]
-        facts = {"file": str(result.path), "images": result.images, "width": result.width}
-        show_json({**facts, "failed": len(failures), "failures": failures})
-    elif format == "human":
-        show_lines(describe_feature_file(result))
+    failures = [{"file": as_text(file), "error": reason} for file, reason in result.failures]
+    facts = {"file": str(result.path), "images": result.images, "width": result.width, "failed": len(failures)}
+    show_as(format, json=facts | {"failures": failures}, human=lambda: show_lines(describe_feature_file(result)))
     if result.failures:
         sys.exit(3)

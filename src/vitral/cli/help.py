@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from inspect import cleandoc
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cyclopts.help import HelpEntry, HelpPanel
@@ -30,11 +30,11 @@ class PlainHelp:
             column = COMMAND_COLUMN if panel.format == "command" else 0
             self._print(console, *align(rows, console.width, column))
 
-    def render_usage(self, console: "Console", options: "ConsoleOptions", usage: Any) -> None:
+    def render_usage(self, console: "Console", options: "ConsoleOptions", usage: object) -> None:
         """Print the first line of a page."""
         self._print(console, f"Usage: {str(usage).strip()}")
 
-    def render_description(self, console: "Console", options: "ConsoleOptions", description: Any) -> None:
+    def render_description(self, console: "Console", options: "ConsoleOptions", description: object) -> None:
         """Print the docstring of a command, without its sections."""
         for paragraph in re.split(r"\n\s*\n", _plain(description).strip()):
             self._print(console, "", *wrap(paragraph, min(console.width, MAX_WIDTH)))
@@ -45,10 +45,7 @@ class PlainHelp:
 
 
 def align(rows: Iterable[tuple[str, str]], width: int, column: int = 0) -> Iterator[str]:
-    """Yield the lines of a list of labels with their descriptions beside them, or below in a narrow terminal.
-
-    Descriptions start at `column`, or further right if a label needs it.
-    """
+    """Yield labels with their descriptions beside them (at `column` or further right), or below if it is narrow."""
     rows, width = list(rows), min(width, MAX_WIDTH)
     column = max([column, *(len(label) + 4 for label, _ in rows if len(label) <= MAX_LABEL)])
     is_narrow = width - column < MIN_DESCRIPTION
@@ -87,7 +84,7 @@ def _description(entry: "HelpEntry") -> str:
     return " ".join([_plain(entry.description), *filter(None, notes)])
 
 
-def _plain(text: Any) -> str:
+def _plain(text: object) -> str:
     """Return the text inside cyclopts' renderables."""
     text = getattr(text, "primary_renderable", text)
     return getattr(text, "plain", str(text))

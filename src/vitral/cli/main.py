@@ -54,16 +54,10 @@ app = App(
 )
 
 
-def register_commands() -> None:
-    """Add the commands to the app; each module is imported when its command or its summary is needed."""
-    for order, (title, commands) in enumerate(COMMANDS.items()):
-        group = Group(title, sort_key=order)
-        for position, (name, arguments) in enumerate(commands.items()):
-            usage = f"vitral {name} {arguments}"
-            app.command(f"vitral.cli.{name}:{name}", group=group, sort_key=position, usage=usage)
-
-
-register_commands()
+for order, (title, commands) in enumerate(COMMANDS.items()):
+    group = Group(title, sort_key=order)
+    for position, (name, arguments) in enumerate(commands.items()):  # a module is imported when it is needed
+        app.command(f"vitral.cli.{name}:{name}", group=group, sort_key=position, usage=f"vitral {name} {arguments}")
 
 SWITCHES = frozenset({"compile", "gradient_checkpointing"})
 """Training settings that are true or false and need no value."""
@@ -135,9 +129,8 @@ def collect_settings(words: list[str], options: set[str]) -> list[str]:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether memory ran out. On a CPU, torch raises a plain RuntimeError; torch itself is not imported here."""
-    return (
-        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error)
-    )
+    is_memory_error = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return is_memory_error or "allocate memory" in str(error)
 
 
 def configure_streams() -> None:

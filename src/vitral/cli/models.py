@@ -1,12 +1,12 @@
 """`vitral models`: list the models and their cost."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from vitral.cli.parameters import FORMAT, ImageSize
-from vitral.console.output import Format, show_json, show_lines
-from vitral.console.tables import TRAINING_BATCH, ModelRow, show_models
+from vitral.console.output import Format, show_as
+from vitral.console.tables import TRAINING_BATCH, show_models
 from vitral.errors import ConfigError, DataError, did_you_mean
 from vitral.model.config import ViTConfig
 from vitral.model.cost import count_cost
@@ -41,12 +41,8 @@ def models(
     rows = [row for row in (model_row(name, image_size) for name in names) if row is not None]
     if image_size is not None and not rows:
         named_config(names[0]).grid(*image_size)  # raises the error that explains what is wrong with the size
-    if format == "json":
-        show_json([row.as_dict() for row in rows])
-    elif format == "quiet":
-        show_lines(row.name for row in rows)
-    else:
-        show_models(rows, SHIPPED, omitted=len(names) - len(rows))
+    shown = (row["name"] for row in rows)
+    show_as(format, json=rows, quiet=shown, human=lambda: show_models(rows, SHIPPED, omitted=len(names) - len(rows)))
 
 
 def find_models(words: tuple[str, ...]) -> list[str]:
@@ -59,9 +55,8 @@ def find_models(words: tuple[str, ...]) -> list[str]:
     if not names:
         vocabulary = {word for name in NAMES for word in (name, *_description(name).split())}
         hint = next(filter(None, (did_you_mean(word, vocabulary) for word in words)), None)
-        raise ConfigError(
-            f"No model matches {' '.join(map(repr, words))}.", hint=hint or "Run `vitral models` to list them all."
-        )
+        hint = hint or "Run `vitral models` to list them all."
+        raise ConfigError(f"No model matches {' '.join(map(repr, words))}.", hint=hint)
     return names
 
 
@@ -74,8 +69,8 @@ def _description(name: str) -> str:
     return "small" if any(size in name for size in ("pico", "nano", "micro")) else ""
 
 
-def model_row(name: str, image_size: tuple[int, int] | None) -> ModelRow | None:
-    """Return the cost of a model, or None if its patch size does not divide the image size."""
+def model_row(name: str, image_size: tuple[int, int] | None) -> dict[str, Any] | None:
+    """Return the sizes and the cost of a model, or None if its patch size does not divide the image size."""
     config = named_config(name)
     size = image_size or config.image_hw
     try:
@@ -83,18 +78,18 @@ def model_row(name: str, image_size: tuple[int, int] | None) -> ModelRow | None:
     except DataError:
         return None
     is_vit = isinstance(config, ViTConfig)
-    return ModelRow(
-        name=name,
-        width=config.width,
-        depth=config.depth if is_vit else config.blocks,
-        heads=config.heads if is_vit else None,
-        mlp_width=config.mlp_width if is_vit else None,
-        patch_size=config.patch_hw if is_vit else None,
-        image_size=size,
-        tokens=cost.tokens,
-        parameters=cost.parameters,
-        forward_flops=cost.forward_flops,
-        inference_bytes=cost.inference_bytes,
-        training_batch=TRAINING_BATCH,
-        training_bytes=cost.training_bytes(TRAINING_BATCH),
-    )
+    return {
+        "name": name,
+        "width": config.width,
+        "depth": config.depth if is_vit else config.blocks,
+        "heads": config.heads if is_vit else None,
+        "mlp_width": config.mlp_width if is_vit else None,
+        "patch_size": config.patch_hw if is_vit else None,
+        "image_size": size,
+        "tokens": cost.tokens,
+        "parameters": cost.parameters,
+        "forward_flops": cost.forward_flops,
+        "inference_bytes": cost.inference_bytes,
+        "training_batch": TRAINING_BATCH,
+        "training_bytes": cost.training_bytes(TRAINING_BATCH),
+    }

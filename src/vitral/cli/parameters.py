@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter, Token
 
-from vitral.errors import ConfigError, check_int
+from vitral.errors import ConfigError, check_int, short_repr
 from vitral.model.config import parse_size
 
 MAX_INTEGER = 2**63 - 1
@@ -29,7 +29,14 @@ def parse_image_size(_: type, tokens: Sequence[Token]) -> tuple[int, int]:
         raise ConfigError(f"{token.keyword}: {error.message}", hint=error.hint) from None
 
 
-AUTO = Parameter(show_default="auto")
+def split_setting(setting: str, example: str) -> tuple[str, str]:
+    """Return the name and the value of NAME=VALUE, as --set takes it."""
+    name, equals, value = setting.partition("=")
+    if not equals:
+        raise ConfigError(f"--set must be NAME=VALUE (got {short_repr(setting)}).", hint=f"Use {example}, for example.")
+    return name, value
+
+
 FORMAT = Parameter(metavar="FORMAT", show_choices=False)
 SIZE_HELP = "Use another input size than the model was trained at, such as 384 or 320x480."
 
@@ -38,7 +45,7 @@ Image = Annotated[
     str, Parameter(help="Image files, folders or glob patterns. Use - to read paths from standard input.")
 ]
 Integer = Annotated[int, Parameter(converter=parse_integer, metavar="N")]
-OptionalInteger = Annotated[int | None, Parameter(converter=parse_integer, metavar="N")]
+OptionalInt = Annotated[int | None, Parameter(converter=parse_integer, metavar="N")]
 OptionalNumber = Annotated[float | None, Parameter(metavar="N")]
 ImageSize = Annotated[
     tuple[int, int] | None,
@@ -48,5 +55,4 @@ Switch = Annotated[bool, Parameter(negative="", show_default=False)]
 Device = Annotated[str, Parameter(help="cpu, cuda, cuda:1 or mps.", metavar="DEVICE")]
 Precision = Annotated[str, Parameter(help="float32, bfloat16 or float16.", metavar="PRECISION")]
 BatchSize = Annotated[Integer, Parameter(help="Images per batch.")]
-OptionalFile = Annotated[Path | None, Parameter(metavar="FILE")]
-OptionalDir = Annotated[Path | None, Parameter(metavar="DIR")]
+File = Annotated[Path | None, Parameter(metavar="FILE")]

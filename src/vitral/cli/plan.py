@@ -4,8 +4,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import FORMAT, ImageSize, Integer, OptionalInteger, OptionalNumber
-from vitral.console.output import Format, show_json, show_lines
+from vitral.cli.parameters import FORMAT, ImageSize, Integer, OptionalInt, OptionalNumber
+from vitral.console.output import Format, show_as
 from vitral.console.tables import show_plan
 from vitral.planning import DEVICES, parse_count
 from vitral.planning import plan as make_plan
@@ -20,7 +20,7 @@ def plan(
         ImageSize,
         Parameter(help="Input size, such as 384 or 320x480 (height x width).", show_default="that of the model"),
     ] = None,
-    num_classes: Annotated[OptionalInteger, Parameter(help="Number of classes.", show_default="1000")] = None,
+    num_classes: Annotated[OptionalInt, Parameter(help="Number of classes.", show_default="1000")] = None,
     batch_size: Annotated[Integer, Parameter(help="Images per device and step; sets the memory.")] = 32,
     device: Annotated[
         str | None,
@@ -59,9 +59,5 @@ def plan(
         images_per_second=images_per_second,
         price=price,
     )
-    if format == "json":
-        show_json(result.as_dict())
-    elif format == "quiet":
-        show_lines([f"{result.training_exaflops:.6g}"])
-    else:
-        show_plan(result)
+    exaflops = f"{result.training_exaflops:.6g}"
+    show_as(format, json=result.as_dict(), quiet=[exaflops], human=lambda: show_plan(result))

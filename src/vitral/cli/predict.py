@@ -5,18 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import (
-    FORMAT,
-    BatchSize,
-    Device,
-    Image,
-    ImageSize,
-    Integer,
-    Model,
-    OptionalFile,
-    Precision,
-    Switch,
-)
+from vitral.cli.parameters import FORMAT, BatchSize, Device, File, Image, ImageSize, Integer, Model, Precision, Switch
 from vitral.errors import ConfigError, check_int
 
 if TYPE_CHECKING:
@@ -28,7 +17,7 @@ def predict(
     /,
     *images: Image,
     top: Annotated[Integer, Parameter(help="Number of labels per image.")] = 5,
-    out: Annotated[OptionalFile, Parameter(help="Write the rows to FILE (.csv or .jsonl).")] = None,
+    out: Annotated[File, Parameter(help="Write the rows to FILE (.csv or .jsonl).")] = None,
     resume: Annotated[Switch, Parameter(help="Continue an interrupted --out file.")] = False,
     image_size: ImageSize = None,
     device: Device = "auto",

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from vitral.cli.parameters import FORMAT, Switch
-from vitral.console.output import Format, show_json, show_lines
+from vitral.console.output import Format, show_as, show_lines
 
 
 def report(
@@ -39,9 +39,6 @@ def report(
     page = Run.open(run).report
     if overwrite or not page.is_file():
         page = write_report(run)
-    if format == "json":
-        show_json({"report": str(page)})
-    else:
-        show_lines([str(page)])
+    show_as(format, json={"report": str(page)}, quiet=[str(page)], human=lambda: show_lines([str(page)]))
     if open:
         webbrowser.open(page.resolve().as_uri())

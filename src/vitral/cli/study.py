@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import FORMAT, Integer, OptionalDir
-from vitral.console.output import Format, show_json, show_lines
+from vitral.cli.parameters import FORMAT, Integer
+from vitral.console.output import Format, show_as, show_lines
 
 if TYPE_CHECKING:
     from vitral.studies.runner import CellOutcome
@@ -21,7 +21,7 @@ def study(
     *,
     out: Annotated[Path, Parameter(help="Folder of the runs.", metavar="DIR")] = Path("runs/studies"),
     results: Annotated[
-        OptionalDir, Parameter(help="Folder of the page and the plot.", show_default="results in --out")
+        Path | None, Parameter(help="Folder of the page and the plot.", metavar="DIR", show_default="results in --out")
     ] = None,
     seeds: Annotated[
         list[int] | None,
@@ -62,10 +62,8 @@ def study(
         sys.exit(130)
     finally:
         signal.signal(signal.SIGTERM, handler)
-    if format == "json":
-        show_json(result.as_dict())
-    elif result.page is not None:
-        show_lines([str(result.page)])
+    page = [] if result.page is None else [str(result.page)]
+    show_as(format, json=result.as_dict(), quiet=page, human=lambda: show_lines(page))
     if result.failed:
         sys.exit(1)
 

@@ -7,19 +7,10 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import (
-    AUTO,
-    FORMAT,
-    Device,
-    OptionalDir,
-    OptionalFile,
-    OptionalInteger,
-    OptionalNumber,
-    Switch,
-)
+from vitral.cli.parameters import FORMAT, Device, File, OptionalInt, OptionalNumber, Switch, split_setting
 from vitral.console.output import Format
-from vitral.errors import ConfigError
 
+AUTO = Parameter(show_default="auto")
 RECIPES = (
     "small, photos, finetune, digits, cifar10-10min, vit-cifar10, augreg, plain-s16, paper-finetune, paper-imagenet, "
     "paper-i21k, paper-jft, paper-masked, bit-small, bit-medium, bit-large"
@@ -43,8 +34,8 @@ class Settings:
     ] = None
     minutes: Annotated[OptionalNumber, Parameter(help="Plan the run to take this long.")] = None
     epochs: Annotated[OptionalNumber, AUTO, Parameter(help="Number of passes over the training images.")] = None
-    steps: Annotated[OptionalInteger, Parameter(help="Number of optimizer steps, instead of epochs.")] = None
-    batch_size: Annotated[OptionalInteger, AUTO, Parameter(help="Images per optimizer step.")] = None
+    steps: Annotated[OptionalInt, Parameter(help="Number of optimizer steps, instead of epochs.")] = None
+    batch_size: Annotated[OptionalInt, AUTO, Parameter(help="Images per optimizer step.")] = None
     image_size: Annotated[
         str | None, AUTO, Parameter(help="Input size, such as 384 or 320x480 (height x width).", metavar="SIZE")
     ] = None
@@ -58,7 +49,7 @@ class Settings:
             help="classify, or masked-patches to pretrain without labels.", metavar="NAME", show_default="classify"
         ),
     ] = None
-    seed: Annotated[OptionalInteger, Parameter(help="Random seed.", show_default="0")] = None
+    seed: Annotated[OptionalInt, Parameter(help="Random seed.", show_default="0")] = None
     device: Annotated[Device | None, AUTO] = None
     precision: Annotated[str | None, AUTO, Parameter(help="float32, bfloat16 or float16.", metavar="PRECISION")] = None
     workers: Annotated[str | None, AUTO, Parameter(help="Processes that load images.", metavar="N")] = None
@@ -80,8 +71,10 @@ def train(
     recipe: Annotated[
         str | None, AUTO, Parameter(help=f"Start from the settings of a recipe: {RECIPES}, or none.", metavar="NAME")
     ] = None,
-    config: Annotated[OptionalFile, Parameter(help="Read settings from a TOML file.")] = None,
-    out: Annotated[OptionalDir, Parameter(help="Run folder to create. By default runs/<data>-<model>-<n>.")] = None,
+    config: Annotated[File, Parameter(help="Read settings from a TOML file.")] = None,
+    out: Annotated[
+        Path | None, Parameter(help="Run folder to create. By default runs/<data>-<model>-<n>.", metavar="DIR")
+    ] = None,
     resume: Annotated[Path | None, Parameter(help="Continue an interrupted run.", metavar="RUN")] = None,
     tensorboard: Annotated[Switch, Parameter(help="Also write curves to RUN/tensorboard.")] = False,
     print_config: Annotated[Switch, Parameter(help="Print all settings as a TOML file and exit.")] = False,
@@ -114,12 +107,12 @@ def train(
 
         show_settings(list_settings(), RECIPES.split(", "))
         return
-    values = settings.by_name() | dict(map(split_setting, set))
-    sources = {"recipe": recipe, "config": config, "out": out, "resume": resume}
+    values = settings.by_name() | dict(split_setting(setting, "--set optim.lr=3e-4") for setting in set)
+    sources = {"recipe": recipe, "config": config}
     if print_config:
-        sys.stdout.write(resolved_toml(data, values, **sources))
+        sys.stdout.write(resolved_toml(data, values, resume=resume, out=out, **sources))
     else:
-        run(data, values, format, tensorboard=tensorboard, **sources)
+        run(data, values, format, tensorboard=tensorboard, resume=resume, out=out, **sources)
 
 
 def run(data: str | None, settings: dict[str, Any], format: Format, **options: Any) -> None:
@@ -134,30 +127,15 @@ def run(data: str | None, settings: dict[str, Any], format: Format, **options: A
 
 
 def resolved_toml(
-    data: str | None,
-    settings: dict[str, Any],
-    *,
-    recipe: str | None,
-    config: Path | None,
-    out: Path | None,
-    resume: Path | None,
+    data: str | None, values: dict[str, Any], resume: Path | None, out: Path | None, **sources: Any
 ) -> str:
     """Return the settings that a run would start or resume with, as a commented TOML file."""
     from vitral.training.request import collect_settings, reopen
     from vitral.training.settings import as_toml
 
     if resume is not None:
-        _, resolved = reopen(resume, data, settings, recipe=recipe, config=config, out=out)
-        return as_toml(resolved)
-    return as_toml(collect_settings(data, settings, recipe=recipe, config=config, origin="the command line").config)
-
-
-def split_setting(setting: str) -> tuple[str, str]:
-    """Return the name and the value of NAME=VALUE."""
-    name, equals, value = setting.partition("=")
-    if not equals:
-        raise ConfigError(f"--set {setting} must be NAME=VALUE.", hint="Use --set optim.lr=3e-4, for example.")
-    return name, value
+        return as_toml(reopen(resume, data, values, out=out, **sources)[1])
+    return as_toml(collect_settings(data, values, origin="the command line", **sources).config)
 
 
 def list_settings() -> list[tuple[str, Any, str]]:

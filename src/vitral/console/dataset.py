@@ -56,9 +56,8 @@ def _findings(result: "Scan") -> Iterator[str]:
         yield f"unreadable: {key} ({reason})"
     for train, other in result.leaked[:MAX_FILES]:
         yield f"leaked: {other} = {train}"
-    for keys in result.contradictions[:MAX_FILES]:
-        yield f"different labels: {' = '.join(keys[:4])}{' ...' if len(keys) > 4 else ''}"
-    for keys in result.duplicates[:MAX_FILES]:
-        yield f"duplicates: {' = '.join(keys[:4])}{' ...' if len(keys) > 4 else ''}"
+    for title, groups in (("different labels", result.contradictions), ("duplicates", result.duplicates)):
+        for keys in groups[:MAX_FILES]:
+            yield f"{title}: {' = '.join(keys[:4])}{' ...' if len(keys) > 4 else ''}"
     for warning in result.warnings:
         yield f"warning: {warning}"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vitral.console.output import human_console, plain_table, print_line
+from vitral.console.output import human_console, plain_table, print_line, print_lines
 from vitral.files import printable
 from vitral.report.text import format_count, format_percent, score_columns, summary_lines
 
@@ -16,10 +16,7 @@ MAX_CLASSES, MAX_LISTED = 20, 5
 def show_evaluation(scores: Mapping[str, Any]) -> None:
     """Print the scores of `Evaluation.as_dict()`, the main result first."""
     console = human_console()
-    first, *rest = summary_lines(scores)
-    print_line(console, first, "bold")
-    for text in rest:
-        print_line(console, text)
+    print_lines(console, summary_lines(scores))
     if scores.get("per_class"):
         rows, hidden = worst_classes(scores["per_class"])
         console.print(class_table(rows))

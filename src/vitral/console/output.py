@@ -1,7 +1,7 @@
 """Print results to standard output, for people or for programs. Progress and messages go to standard error."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from vitral.files import printable, to_json
@@ -29,6 +29,12 @@ def print_line(console: "Console", text: str, style: str | None = None) -> None:
     console.print(lines, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
+def print_lines(console: "Console", lines: Sequence[str]) -> None:
+    """Print lines, the first one in bold."""
+    for index, line in enumerate(lines):
+        print_line(console, line, None if index else "bold")
+
+
 def plain_table(first: str, *numbers: str) -> "Table":
     """Return a table without borders: one column of names, the others right-aligned."""
     from rich.table import Table
@@ -38,6 +44,16 @@ def plain_table(first: str, *numbers: str) -> "Table":
     for title in numbers:
         table.add_column(title, justify="right", no_wrap=True)
     return table
+
+
+def show_as(format: str, *, json: object, human: Callable[[], None], quiet: Iterable[str] = ()) -> None:
+    """Write a result to standard output as JSON, as a few lines for scripts, or as `human` prints it."""
+    if format == "json":
+        show_json(json)
+    elif format == "quiet":
+        show_lines(quiet)
+    else:
+        human()
 
 
 def show_json(result: object) -> None:

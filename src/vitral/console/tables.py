@@ -1,7 +1,6 @@
 """Print the results of `models`, `plan`, `evaluate --suite`, `doctor` and `train --help-all` as tables."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from statistics import mean
 from textwrap import indent, wrap
 from typing import TYPE_CHECKING, Any
@@ -16,42 +15,16 @@ TRAINING_BATCH = 32
 MAX_TEXT_WIDTH = 100
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelRow:
-    """One model and its cost. Memory is for float32, training with Adam on a batch of `training_batch` images."""
-
-    name: str
-    width: int
-    depth: int
-    heads: int | None
-    """None for a BiT, like the next two fields."""
-    mlp_width: int | None
-    patch_size: tuple[int, int] | None
-    image_size: tuple[int, int]
-    tokens: int
-    parameters: int
-    forward_flops: int
-    inference_bytes: int
-    training_batch: int
-    training_bytes: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as a dict, for JSON."""
-        return asdict(self)
-
-
-def show_models(rows: Sequence[ModelRow], shipped: Mapping[str, str], omitted: int = 0) -> None:
+def show_models(rows: Sequence[Mapping[str, Any]], shipped: Mapping[str, str], omitted: int = 0) -> None:
     """Print one row per model. `shipped` maps names with trained weights to a description of those weights."""
     table = plain_table("model", "image", "tokens", "parameters", "FLOPs", "predict", "train")
     for row in rows:
         table.add_row(
-            row.name,
-            _size(row.image_size),
-            f"{row.tokens:,}",
-            format_units(row.parameters),
-            format_units(row.forward_flops),
-            format_bytes(row.inference_bytes),
-            format_bytes(row.training_bytes),
+            row["name"],
+            _size(row["image_size"]),
+            f"{row['tokens']:,}",
+            *(format_units(row[name]) for name in ("parameters", "forward_flops")),
+            *(format_bytes(row[name]) for name in ("inference_bytes", "training_bytes")),
         )
     console = human_console()
     console.print(table)
@@ -74,12 +47,15 @@ def show_plan(plan: "Plan") -> None:
     print_line(console, f"{plan.model} at {_size(plan.image_size)}, {images}", "bold")
     table_6 = "" if plan.paper_exaflops is None else f"   (table 6 of the paper: {plan.paper_exaflops:,g})"
     table_2 = "" if plan.paper_core_days is None else f"   (table 2 of the paper: {plan.paper_core_days:,g})"
+    exaflops, days = plan.training_exaflops, plan.tpuv3_core_days
+    training = f"{_rounded(exaflops)} exaFLOPs" if exaflops >= 0.01 else f"{format_units(exaflops * 1e18)}FLOPs"
+    core_days = f"{_rounded(days)} core-days" if days >= 0.01 else f"{format_duration(days * 24 * 3600)} of one core"
     facts = {
         "parameters": format_units(plan.parameters),
         "forward": f"{format_units(plan.forward_flops)}FLOPs per image",
-        "training": f"{_operations(plan.training_exaflops)}{table_6}",
+        "training": f"{training}{table_6}",
         "memory": f"{format_bytes(plan.memory_bytes)} for a batch of {plan.batch_size}, in float32 with Adam",
-        "TPUv3": f"{_core_days(plan.tpuv3_core_days)}{table_2}",
+        "TPUv3": f"{core_days}{table_2}",
     }
     for name, text in facts.items():
         print_line(console, f"{name:<12}{text}")
@@ -87,12 +63,11 @@ def show_plan(plan: "Plan") -> None:
     _show_estimates(plan.estimates)
     console.print("\nA training step counts as three forward passes.", style="dim")
     if any(estimate.largest_batch is not None for estimate in plan.estimates):
-        console.print(
+        assumed = (
             f"Times assume {100 * plan.utilization:.0f}% of the 16-bit peak of the data sheet, unless you pass images "
-            "per second. The paper's own runs reached 32% to 43%. The largest batch is for float32 with Adam.",
-            style="dim",
-            highlight=False,
+            "per second. The paper's own runs reached 32% to 43%. The largest batch is for float32 with Adam."
         )
+        console.print(assumed, style="dim", highlight=False)
 
 
 def _show_estimates(estimates: "Sequence[Estimate]") -> None:
@@ -175,7 +150,8 @@ def show_findings(findings: Mapping[str, Any], *, problems_only: bool) -> None:
     """Print what `vitral doctor` found: versions, device, extras and problems."""
     console = human_console()
     if not problems_only:
-        rows = [(name, _finding(value)) for name, value in findings.items() if name not in _NESTED_FINDINGS]
+        nested = ("packages", "problems", "extras")
+        rows = [(name, _finding(value)) for name, value in findings.items() if name not in nested]
         rows += [(name, version or "missing") for name, version in findings["packages"].items()]
         rows += [(name, _extra(name, extra)) for name, extra in findings["extras"].items()]
         width = max(len(name) for name, _ in rows) + 2
@@ -185,9 +161,6 @@ def show_findings(findings: Mapping[str, Any], *, problems_only: bool) -> None:
         print_line(console, f"Problem: {problem}", "red")
     if not findings["problems"] and not problems_only:
         print_line(console, "No problems found.", "green")
-
-
-_NESTED_FINDINGS = ("packages", "problems", "extras")
 
 
 def _finding(value: object) -> str:
@@ -201,10 +174,7 @@ def _extra(name: str, extra: Mapping[str, Any]) -> str:
 
 
 def show_settings(rows: Iterable[tuple[str, object, str]], recipes: Iterable[str]) -> None:
-    """Print every setting with its default and its explanation, grouped by section.
-
-    A section is the part of a setting's name before the dot. Settings without a section come first.
-    """
+    """Print every setting with its default and its explanation, by section: the part of its name before the dot."""
     console = human_console()
     width = min(console.width, MAX_TEXT_WIDTH)
     sections: dict[str, list[tuple[str, object, str]]] = {"": []}
@@ -234,14 +204,6 @@ def _default(value: object) -> str:
 
 def _size(image_size: Sequence[int]) -> str:
     return " x ".join(map(str, image_size))
-
-
-def _operations(exaflops: float) -> str:
-    return f"{_rounded(exaflops)} exaFLOPs" if exaflops >= 0.01 else f"{format_units(exaflops * 1e18)}FLOPs"
-
-
-def _core_days(days: float) -> str:
-    return f"{_rounded(days)} core-days" if days >= 0.01 else f"{format_duration(days * 24 * 3600)} of one core"
 
 
 def _rounded(number: float) -> str:

@@ -10,7 +10,7 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitral.console.output import Format, human_console, print_line, show_json, show_lines
+from vitral.console.output import Format, human_console, print_line, print_lines, show_json, show_lines
 from vitral.report.text import format_accuracy, format_clock, format_count, format_percent, masked_patches_lines
 from vitral.runs import Run, quote
 from vitral.training.events import (
@@ -35,11 +35,7 @@ Ending = Finished | Interrupted
 
 
 def show_training(events: Iterable[Event], format: Format) -> Ending | None:
-    """Consume the events of a run, show them, and return the event that ended the run.
-
-    Progress goes to standard error: a bar and messages (human), one JSON object per event (json) or nothing (quiet).
-    The result of a finished run goes to standard output.
-    """
+    """Show the progress of a run on standard error and its result on standard output; return the last event."""
     ending = show_progress(events, format)
     if isinstance(ending, Finished):
         show_result(ending, format)
@@ -47,10 +43,9 @@ def show_training(events: Iterable[Event], format: Format) -> Ending | None:
 
 
 def show_progress(events: Iterable[Event], format: Format) -> Ending | None:
-    """Consume the events of a run, show them on standard error, and return the event that ended the run."""
+    """Show the events of a run on standard error: a bar and messages, JSON or nothing. Return the one that ended it."""
     ending: Ending | None = None
-    shown = {"human": _show_on_bar, "json": _show_as_json, "quiet": iter}[format](events)
-    for event in shown:
+    for event in {"human": _show_on_bar, "json": _show_as_json, "quiet": iter}[format](events):
         if isinstance(event, Finished | Interrupted):
             ending = event
     return ending
@@ -58,17 +53,13 @@ def show_progress(events: Iterable[Event], format: Format) -> Ending | None:
 
 def show_result(finished: Finished, format: Format) -> None:
     """Print the result of a finished run to standard output."""
-    if format == "json":
-        show_json(event_fields(finished))
-    elif format == "quiet":
-        top1, loss = finished.test["top1"], finished.test["loss"]
+    top1, loss = finished.test["top1"], finished.test["loss"]
+    if format == "quiet":
         show_lines([f"{loss if top1 is None else top1:.4f}"])
+    elif format == "json":
+        show_json(event_fields(finished))
     else:
-        console = human_console()
-        first, *others = result_lines(finished)
-        print_line(console, first, "bold")
-        for line in others:
-            print_line(console, line)
+        print_lines(human_console(), result_lines(finished))
 
 
 def result_lines(finished: Finished) -> list[str]:
@@ -94,7 +85,8 @@ def message_of(event: Event) -> tuple[str, str | None] | None:
     """Return the line that an event adds to the console and its style, or None if it only moves the bar."""
     match event:
         case Chosen():
-            return f"{event.name:<20} {_setting(event.value):<16} {event.reason}", "dim"
+            value = f"{event.value:g}" if isinstance(event.value, float) else str(event.value)
+            return f"{event.name:<20} {value:<16} {event.reason}", "dim"
         case Baseline():
             images = format_count(event.images, "validation image")
             knn, few_shot = format_percent(event.knn), format_percent(event.few_shot)
@@ -167,13 +159,8 @@ def _show_on_bar(events: Iterable[Event]) -> Iterator[Event]:
 def _training_bar(console: "Console") -> "Progress":
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        TextColumn("{task.fields[detail]}"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[eta]}"),
-    )
+    description, detail, eta = map(TextColumn, ("{task.description}", "{task.fields[detail]}", "{task.fields[eta]}"))
+    columns = (description, BarColumn(bar_width=None), detail, TimeElapsedColumn(), eta)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
@@ -210,7 +197,3 @@ def _json_value(value: object) -> object:
     if value is None or isinstance(value, str | int):
         return value
     return str(value) if isinstance(value, Path) else repr(value)
-
-
-def _setting(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -189,13 +189,8 @@ _BOX_SAMPLERS = {"resized": resized_box, "inception": inception_box, "squashed":
 
 
 def align_box(box: Box, preprocess: Preprocess) -> Box:
-    """Move a box to whole pixels of a JPEG that is decoded at a fraction of its size.
-
-    That moves it by at most seven pixels, and only boxes at least twice as large as the result.
-    """
+    """Move a large box by at most seven pixels, to whole pixels of a JPEG that is decoded at a fraction of its size."""
     shrink = shrink_for(box[2:], preprocess.size, preprocess)
-    if shrink == 1:
-        return box
     top, left, height, width = (side // shrink * shrink for side in box)
     return top, left, height, width
 

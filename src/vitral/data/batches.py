@@ -47,10 +47,7 @@ class Batch:
 
 
 class ImageDataset(TorchDataset[tuple[int, Tensor | str]]):
-    """Load the image of an (epoch, item) pair, preprocessed and augmented.
-
-    Returns the item with its image, or with the reason if it cannot be read.
-    """
+    """Map (epoch, item) to the item and its image, preprocessed and augmented, or the reason if it cannot be read."""
 
     def __init__(
         self,
@@ -137,19 +134,6 @@ def _fit_in_memory(items: Sequence[Item], channels: int) -> bool:
     return bool(sizes) and max(sizes) <= SMALL_IMAGE and max(sizes) * channels * len(items) <= CACHE_BYTES
 
 
-@dataclass
-class _Jobs:
-    """The batches of the current epoch, for worker processes that outlive it."""
-
-    batches: list[list[Job]] = field(default_factory=list)
-
-    def __iter__(self) -> Iterator[list[Job]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-
 class _WorkerPool(DataLoader[Any]):
     """A DataLoader that does not warn about more workers than cores: their number is the caller's choice."""
 
@@ -179,7 +163,8 @@ class BatchLoader:
     """Number of worker processes; 0 loads in this process."""
     rank: int = 0
     world: int = 1
-    _jobs: _Jobs = field(default_factory=_Jobs, init=False, repr=False)
+    _jobs: list[list[Job]] = field(default_factory=list, init=False, repr=False)
+    """The batches of the current epoch, for worker processes that outlive it."""
     _pool: _WorkerPool | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -209,35 +194,31 @@ class BatchLoader:
         if not self.workers:
             yield from (self.collate([self.images[job] for job in batch]) for batch in jobs)
             return
-        self._jobs.batches = jobs
+        self._jobs[:] = jobs
         if self._pool is None:
-            self._pool = self._start_workers()
+            self._pool = _WorkerPool(
+                self.images,
+                batch_sampler=self._jobs,  # type: ignore[arg-type]
+                num_workers=self.workers,
+                collate_fn=self.collate,
+                multiprocessing_context="spawn",
+                persistent_workers=True,
+                worker_init_fn=_ignore_interrupts,
+            )
         yield from self._pool
 
-    def _start_workers(self) -> _WorkerPool:
-        """Start processes that stay from epoch to epoch and read their next batches from `_jobs`."""
-        return _WorkerPool(
-            self.images,
-            batch_sampler=self._jobs,  # type: ignore[arg-type]
-            num_workers=self.workers,
-            collate_fn=self.collate,
-            multiprocessing_context="spawn",
-            persistent_workers=True,
-            worker_init_fn=_ignore_interrupts,
-        )
-
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_pool": None, "_jobs": _Jobs()}
+        return self.__dict__ | {"_pool": None, "_jobs": []}
 
     def collate(self, loaded: list[tuple[int, Tensor | str]]) -> Batch:
         """Combine loaded images into a batch, and list those that could not be read."""
-        good = [(index, image) for index, image in loaded if isinstance(image, Tensor)]
-        images = [image for _, image in good]
+        indices = [index for index, image in loaded if isinstance(image, Tensor)]
+        images = [image for _, image in loaded if isinstance(image, Tensor)]
         have_one_size = len({image.shape for image in images}) == 1
         return Batch(
             images=torch.stack(images) if have_one_size else images,
-            labels=self.labels([index for index, _ in good]),
-            items=torch.tensor([index for index, _ in good], dtype=torch.long),
+            labels=self.labels(indices),
+            items=torch.tensor(indices, dtype=torch.long),
             bad=tuple((index, reason) for index, reason in loaded if isinstance(reason, str)),
         )
 

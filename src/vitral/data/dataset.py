@@ -20,11 +20,8 @@ from vitral.data.headers import PEEKED_BYTES, BadImageError, Header, Pixels, che
 from vitral.data.parquet import GROUPS
 from vitral.errors import DataError, first_line
 
-SPLIT_NAMES = (
-    dict.fromkeys(("train", "training"), "train")
-    | dict.fromkeys(("val", "valid", "validation", "dev"), "val")
-    | dict.fromkeys(("test", "testing"), "test")
-)
+_ALIASES = {"train": ("train", "training"), "val": ("val", "valid", "validation", "dev"), "test": ("test", "testing")}
+SPLIT_NAMES = {alias: split for split, aliases in _ALIASES.items() for alias in aliases}
 """Names that people give their splits, and the split that each stands for."""
 NO_LABEL = -1
 """The label of an image in an unlabeled dataset."""

@@ -27,18 +27,10 @@ MAX_SIDE = 65_500
 MAX_ASPECT = 100
 PEEKED_BYTES = 2**16
 """Enough of a file for `check_start`."""
-Reason = Literal[
-    "empty",
-    "unsupported",
-    "truncated",
-    "corrupt",
-    "too large",
-    "too many pixels",
-    "bad dimensions",
-    "wrong channels",
-    "missing",
-    "unreadable",
-]
+Reason = (
+    Literal["missing", "unreadable", "empty", "unsupported", "truncated", "corrupt"]
+    | Literal["too large", "too many pixels", "bad dimensions", "wrong channels"]
+)
 _MAGIC_BYTES = {
     b"\xff\xd8\xff": "JPEG",
     b"\x89PNG\r\n\x1a\n": "PNG",

@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from vitral.data.augment import Augment
-from vitral.data.batches import Batch, BatchLoader, ImageDataset, label_tensor
+from vitral.data.batches import BatchLoader, ImageDataset, label_tensor
 from vitral.data.dataset import DatasetIndex, Item, natural_channels, sample_headers
 from vitral.data.decode import decode
 from vitral.data.headers import BadImageError
 from vitral.data.sources import open_dataset
 from vitral.data.splits import choose_splits, own_test_split, split_off
 from vitral.data.transforms import as_tensor, normalize
-from vitral.errors import ConfigError, DataError, check_number, short_repr
+from vitral.errors import ConfigError, DataError, check_number, check_type, short_repr
 from vitral.preprocess import Preprocess
 
 Split = Literal["train", "validation", "test", "all"]
@@ -87,17 +87,13 @@ class Loader:
 
     def __iter__(self) -> Iterator[tuple[Tensor | list[Tensor], Tensor]]:
         epoch, self.epoch = self.epoch, self.epoch + 1
-        items = self.batches.images.items
+        items, preprocess = self.batches.images.items, self.batches.images.preprocess
         for batch in self.batches.epoch(epoch):
             self.skipped |= {items[index].key: reason for index, reason in batch.bad}
-            if len(batch.labels):
-                yield self._normalize(batch), batch.labels
-
-    def _normalize(self, batch: Batch) -> Tensor | list[Tensor]:
-        preprocess = self.batches.images.preprocess
-        if isinstance(batch.images, list):
-            return [normalize(image, preprocess) for image in batch.images]
-        return normalize(batch.images, preprocess)
+            if isinstance(batch.images, Tensor):
+                yield normalize(batch.images, preprocess), batch.labels
+            elif batch.images:
+                yield [normalize(image, preprocess) for image in batch.images], batch.labels
 
 
 def loader(
@@ -127,11 +123,12 @@ def loader(
             for images, labels in batches:      # (B, C, H, W) floats and (B,) class indices
                 loss = cross_entropy(checkpoint.model(images), labels)
     """
+    check_type("preprocess", preprocess, Preprocess, hint="Pass vitral.Preprocess(size=(224, 224)), for example.")
+    check_type("augment", augment, Augment, type(None), hint="Pass vitral.data.Augment(flip=0.5), for example.")
     index = open_dataset(data)
     items = split_items(index, split, val_fraction)
-    images = ImageDataset(items, preprocess, augment=augment, seed=seed, patch=patch)
     batches = BatchLoader(
-        images=images,
+        images=ImageDataset(items, preprocess, augment=augment, seed=seed, patch=patch),
         batch_size=batch_size,
         classes=len(index.classes),
         multi_label=index.multi_label,

@@ -38,15 +38,12 @@ class RowGroups:
         group = bisect_right(starts, row) - 1
         key = (path, column, group)
         if key not in self.cached:
-            self._add(key, file.read_row_group(group, columns=[column])[column])
+            self.cached[key] = file.read_row_group(group, columns=[column])[column]
+            self.bytes += self.cached[key].nbytes
+            while self.bytes > self.max_bytes and len(self.cached) > 1:
+                self.bytes -= self.cached.popitem(last=False)[1].nbytes
         self.cached.move_to_end(key)
         return self.cached[key][row - starts[group]].as_py()
-
-    def _add(self, key: tuple[str, str, int], values: Any) -> None:
-        self.cached[key] = values
-        self.bytes += values.nbytes
-        while self.bytes > self.max_bytes and len(self.cached) > 1:
-            self.bytes -= self.cached.popitem(last=False)[1].nbytes
 
 
 GROUPS = RowGroups(CACHE_BYTES)

@@ -139,8 +139,7 @@ def _measure(result: Scan, headers: Sequence[Header]) -> None:
     result.modes = dict(Counter(header.mode for header in headers).most_common())
     result.formats = dict(Counter(header.format for header in headers).most_common())
     sides = [(header.height, header.width) for header in headers]
-    heights, widths = sorted(height for height, _ in sides), sorted(width for _, width in sides)
-    for name, values in (("height", heights), ("width", widths)):
+    for name, values in zip(("height", "width"), map(sorted, zip(*sides, strict=True)), strict=True):
         result.sizes |= {f"{name}_smallest": values[0], f"{name}_median": values[len(values) // 2]}
         result.sizes[f"{name}_largest"] = values[-1]
     aspects = Counter("square" if h * 0.95 <= w <= h * 1.05 else "wide" if w > h else "tall" for h, w in sides)
@@ -204,20 +203,16 @@ def _judge_classes(result: Scan, data: DatasetIndex) -> None:
 def _judge_images(result: Scan, total: int, max_bad_fraction: float) -> None:
     bad = len(result.unreadable)
     if total and bad > max_bad_fraction * total:
-        result.problems.append(
-            f"{bad} of {total} images are unreadable (expected at most {max_bad_fraction:.3g} of them)."
-        )
+        limit = f"expected at most {max_bad_fraction:.3g} of them"
+        result.problems.append(f"{bad} of {total} images are unreadable ({limit}).")
     elif bad:
         result.warnings.append(f"{bad} images are unreadable; training skips them.")
-    if result.leaked:
-        result.warnings.append(
-            f"{len(result.leaked)} images of other splits are also in train; scores will be inflated."
-        )
-    if result.duplicates:
-        copies = sum(len(group) - 1 for group in result.duplicates)
+    if leaked := len(result.leaked):
+        result.warnings.append(f"{leaked} images of other splits are also in train; scores will be inflated.")
+    if copies := sum(len(group) - 1 for group in result.duplicates):
         result.warnings.append(f"{copies} images are copies of others in the same split.")
-    if result.contradictions:
-        result.warnings.append(f"{len(result.contradictions)} images occur with different labels.")
+    if contradictions := len(result.contradictions):
+        result.warnings.append(f"{contradictions} images occur with different labels.")
     if "test" not in result.splits and "val" not in result.splits:
         result.warnings.append("There is no test split: training holds out about a fifth of each class.")
 

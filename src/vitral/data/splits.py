@@ -57,10 +57,7 @@ def choose_splits(data: DatasetIndex, other: DatasetIndex | None = None, val_fra
         else:
             validation, reasons["validation"] = train, "the training images: there are too few to hold some out"
     if not train:
-        raise DataError(
-            f"{data.name} has no training images.",
-            hint="Call the folder of training images train.",
-        )
+        raise DataError(f"{data.name} has no training images.", hint="Call the folder of training images train.")
     if not test:
         test, reasons["test"] = validation, "the validation images: there are too few to hold others out"
         if validation is train:
@@ -88,9 +85,6 @@ def relabel(other: DatasetIndex, classes: tuple[str, ...]) -> tuple[Item, ...]:
 
 def _map_label(label: int | tuple[int, ...], indices: Sequence[int]) -> int | tuple[int, ...]:
     return indices[label] if isinstance(label, int) else tuple(indices[index] for index in label)
-
-
-# ---- datasets without a split ----
 
 
 def split_off(
@@ -166,19 +160,14 @@ def _read_tail(item: Item, size: int) -> bytes:
     if size <= 2 * _TAIL_BYTES or not isinstance(source, FileSource | TarSource):
         return b""
     start = source.offset if isinstance(source, TarSource) else 0
-    try:
-        with open(source.path, "rb") as stream:
-            stream.seek(start + size - _TAIL_BYTES)
-            return stream.read(_TAIL_BYTES)
-    except (OSError, ValueError, OverflowError):
-        return b""
+    with suppress(OSError, ValueError, OverflowError), open(source.path, "rb") as stream:
+        stream.seek(start + size - _TAIL_BYTES)
+        return stream.read(_TAIL_BYTES)
+    return b""
 
 
 def _size(item: Item) -> int | None:
-    source = item.source
-    if isinstance(source, FileSource):
-        try:
-            return os.stat(source.path).st_size
-        except (OSError, ValueError):  # ValueError: a zero byte in the name
-            return None
-    return source.size if isinstance(source, TarSource) else None
+    if isinstance(item.source, FileSource):
+        with suppress(OSError, ValueError):  # ValueError: a zero byte in the name
+            return os.stat(item.source.path).st_size
+    return item.source.size if isinstance(item.source, TarSource) else None

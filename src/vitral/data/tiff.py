@@ -85,12 +85,10 @@ def _read_directory(content: bytes, order: str) -> Tags:
         if tag in tags:
             raise KeyError(tag)  # forged: repeated tags could keep the reader busy
         if field_type in _INTEGER_TYPES and tag in (*_KEPT, _EXTRA) and 0 < number <= _MAX_VALUES:
-            layout = f"{order}{number}{_INTEGER_TYPES[field_type]}"
+            layout, values_at = f"{order}{number}{_INTEGER_TYPES[field_type]}", at + 8
             if struct.calcsize(layout) > 4:
-                (at,) = struct.unpack_from(f"{order}I", content, at + 8)
-                tags[tag] = struct.unpack_from(layout, content, at)
-            else:
-                tags[tag] = struct.unpack_from(layout, content, at + 8)
+                (values_at,) = struct.unpack_from(f"{order}I", content, values_at)
+            tags[tag] = struct.unpack_from(layout, content, values_at)
     return tags
 
 

@@ -36,10 +36,7 @@ def calibrate(logits: Tensor, labels: Tensor, temperature: float | None = None) 
 
 
 def calibrate_scaled(logits: Tensor, labels: Tensor) -> Calibration | None:
-    """Return the calibration after temperature scaling, or None for fewer than two images.
-
-    Each half of the images uses the temperature fitted on the other half, so none is judged by its own fit.
-    """
+    """Return the calibration with each half of the images scaled by the other's temperature; None below two images."""
     if len(labels) < 2:
         return None
     half = torch.arange(len(labels)) % 2 == 0

@@ -52,13 +52,12 @@ def _split_of(dataset: DatasetIndex, *, needs_train: bool) -> EvaluationData:
     """Return the test images of a dataset that the model was not trained on."""
     train = dataset.splits.get("train", ())
     if name := own_test_split(dataset):
-        return EvaluationData(
-            dataset=dataset, train=train, test=dataset.splits[name], reason=f"the dataset's {name} split"
-        )
-    if needs_train:
-        rest, test = split_off(train)
-        return EvaluationData(dataset=dataset, train=tuple(rest), test=tuple(test), reason=TEST_SPLIT_REASON)
-    return EvaluationData(dataset=dataset, train=(), test=train, reason="all images")
+        test, reason = dataset.splits[name], f"the dataset's {name} split"
+    elif needs_train:
+        (train, test), reason = split_off(train), TEST_SPLIT_REASON
+    else:
+        train, test, reason = (), train, "all images"
+    return EvaluationData(dataset=dataset, train=tuple(train), test=tuple(test), reason=reason)
 
 
 def _fingerprint(dataset: DatasetIndex, source: str | Path, config: Mapping[str, Any]) -> str:

@@ -110,8 +110,7 @@ def _evaluate_classifier(
     if options.temperature and data.dataset.multi_label:
         raise ConfigError("Temperature scaling needs one label per image, but this dataset is multi-label.")
     classes = data.dataset.classes
-    label_map = None if options.label_map is None else Path(options.label_map)
-    indices = match_classes(classes, model.labels, has_names=model.has_names, label_map=label_map)
+    indices = match_classes(classes, model.labels, has_names=model.has_names, label_map=options.label_map)
     first = _Matched(name="", model=model, indices=indices)
     second = None if options.against is None else _load_second(first, classes, options)
     start = time.perf_counter()
@@ -121,7 +120,7 @@ def _evaluate_classifier(
     notes = tuple(_notes(model, data, options, evaluation))
     evaluation = replace(evaluation, images_per_second=len(outputs.outputs) / seconds, notes=notes)
     if options.real is not None:
-        evaluation = replace(evaluation, real=_score_real(outputs, Path(options.real), len(model.labels)))
+        evaluation = replace(evaluation, real=_score_real(outputs, options.real, len(model.labels)))
     if second is not None:
         second_outputs = yield from _run(second, data, options)
         evaluation = replace(evaluation, against=_compare_models(first, outputs, second, second_outputs, data))
@@ -153,8 +152,8 @@ def _notes(model: LoadedModel, data: EvaluationData, options: EvaluateOptions, e
         yield "too few images for temperature scaling"
 
 
-def _score_real(outputs: ModelOutputs, path: Path, classes: int) -> dict[str, float]:
-    true_labels = read_real(path, outputs.keys, classes)
+def _score_real(outputs: ModelOutputs, path: str | Path, classes: int) -> dict[str, float]:
+    true_labels = read_real(Path(path), outputs.keys, classes)
     predicted = outputs.outputs.argmax(1).tolist()
     correct = [index in labels for index, labels in zip(predicted, true_labels, strict=True) if labels]
     return {"top1": sum(correct) / len(correct), "images": len(correct)}
@@ -186,7 +185,7 @@ def _load_second(first: _Matched, classes: Sequence[str], options: EvaluateOptio
     name = "the second model" if is_checkpoint else str(options.against)
     model = _load(options.against, replace(options, image_size=None) if is_checkpoint else options)
     model.check_has_head()
-    label_map = None if options.against_label_map is None else Path(options.against_label_map)
+    label_map = options.against_label_map
     if label_map is None and model.labels == first.model.labels:
         return _Matched(name=name, model=model, indices=first.indices)
     is_matched = not model.has_names or set(classes) <= unique_positions(model.labels).keys()

@@ -47,7 +47,7 @@ def score_features(
     """
     pool = pool or ShotPool(labels=train.labels, rows=torch.arange(len(train.outputs)))
     scores: dict[str, dict[str, Any]] = {}
-    each = [_few_shot_scores(train, test, classes, number, pool) for number in sorted(set(shots))]
+    each = [_few_shot(train, test, classes, number, pool) for number in sorted(set(shots))]
     if each:
         scores["few_shot"] = {**each[-1], **({"each": each} if len(each) > 1 else {})}
     if k is not None:
@@ -58,16 +58,13 @@ def score_features(
     return scores
 
 
-def _few_shot_scores(
-    train: ModelOutputs, test: ModelOutputs, classes: int, shots: int, pool: ShotPool
-) -> dict[str, Any]:
+def _few_shot(train: ModelOutputs, test: ModelOutputs, classes: int, shots: int, pool: ShotPool) -> dict[str, Any]:
     seeds: list[float] = []
     for seed in SEEDS:
         rows = pool.rows[choose_shots(pool.labels, shots, seed)]
         rows = rows[rows >= 0]
-        seeds.append(
-            few_shot_accuracy(train.outputs[rows], train.labels[rows], test.outputs, test.labels, classes=classes)
-        )
+        examples, labels = train.outputs[rows], train.labels[rows]
+        seeds.append(few_shot_accuracy(examples, labels, test.outputs, test.labels, classes=classes))
     return {"shots": shots, "top1": mean(seeds), "spread": stdev(seeds), "seeds": seeds}
 
 
@@ -79,10 +76,7 @@ def few_shot_accuracy(train: Tensor, train_labels: Tensor, test: Tensor, test_la
 
 
 def choose_shots(labels: Tensor, shots: int, seed: int) -> Tensor:
-    """Return the indices of ``shots`` images per class, or all images of a class that has fewer.
-
-    The seed shuffles each class, so a smaller number of shots is a subset of a larger one.
-    """
+    """Return the indices of up to ``shots`` images per class. A smaller number of shots is a subset of a larger one."""
     random = np.random.default_rng(seed)
     chosen: list[Tensor] = []
     for label in labels.unique().tolist():
@@ -115,10 +109,7 @@ def fit_ridge(x: Tensor, y: Tensor) -> Tensor:
 def knn_accuracy(
     train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor, *, k: int, classes: int
 ) -> float:
-    """Return the top-1 accuracy of a vote among the k nearest neighbors by cosine similarity.
-
-    The sum of similarities breaks ties between classes.
-    """
+    """Return the top-1 accuracy of a vote of the k nearest neighbors by cosine similarity, whose sum breaks ties."""
     check_int("knn", k, minimum=1, maximum=len(train))
     train, test = F.normalize(train.double(), dim=1), F.normalize(test.double(), dim=1)
     predicted: list[Tensor] = []

@@ -55,8 +55,7 @@ def _features(
 ) -> Generator[Progress, None, tuple[ModelOutputs, int]]:
     """Return the features of the images, and how many images were computed rather than read from the cache."""
     key = None if digest is None else cache_key(digest, items)
-    cached = None if key is None else read_features(key, items)
-    if cached is not None:
+    if key is not None and (cached := read_features(key, items)) is not None:
         return cached, 0
     loader = make_loader(model, items, batch_size=options.batch_size, workers=options.workers)
     features = yield from run_model(loader, model.features)

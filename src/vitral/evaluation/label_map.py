@@ -40,32 +40,30 @@ def read_label_map(path: Path) -> list[tuple[str, str | int]]:
 
 
 def match_classes(
-    classes: Sequence[str], labels: tuple[str, ...], *, has_names: bool, label_map: Path | None = None
+    classes: Sequence[str], labels: tuple[str, ...], *, has_names: bool, label_map: str | Path | None = None
 ) -> list[int]:
-    """Return the logit index of each class.
-
-    Classes are matched by the label map, by name, or by position if either side has numbers for names. Raise DataError
-    if none applies.
-    """
+    """Return the logit index of each class: by label map, name or position (of numbers). Raise DataError otherwise."""
     positions = unique_positions(labels)
     if label_map is not None:
-        return _apply_map(classes, labels, label_map)
+        return _apply_map(classes, labels, Path(label_map))
     if list(classes) == list(labels):
         return list(range(len(classes)))
     if has_names and all(map(positions.__contains__, classes)):
         return [positions[name] for name in classes]
     if len(classes) == len(labels) and (not has_names or are_numbers(classes)):
         return list(range(len(classes)))
-    raise DataError(
-        f"The dataset's {len(classes)} classes do not match the model: "
-        f"{_mismatch(classes, labels, has_names=has_names)}.",
-        hint="Pass --label-map FILE with lines of a dataset class and a model label.",
-    )
+    mismatch = _mismatch(classes, labels, has_names=has_names)
+    hint = "Pass --label-map FILE with lines of a dataset class and a model label."
+    raise DataError(f"The dataset's {len(classes)} classes do not match the model: {mismatch}.", hint=hint)
 
 
 def relabel(items: Sequence[Item], indices: Sequence[int]) -> tuple[Item, ...]:
     """Return the items labeled with logit indices instead of classes."""
-    return tuple(replace(item, label=_to_index(item.label, indices)) for item in items)
+
+    def index_of(label: int | tuple[int, ...]) -> int | tuple[int, ...]:
+        return indices[label] if isinstance(label, int) else tuple(sorted(indices[number] for number in label))
+
+    return tuple(replace(item, label=index_of(item.label)) for item in items)
 
 
 def unique_positions(labels: Sequence[str]) -> dict[str, int]:
@@ -116,15 +114,10 @@ def _index_of(label: str | int, positions: dict[str, int], classes: int) -> int 
     return index if 0 <= index < classes else None
 
 
-def _to_index(label: int | tuple[int, ...], indices: Sequence[int]) -> int | tuple[int, ...]:
-    return indices[label] if isinstance(label, int) else tuple(sorted(indices[number] for number in label))
-
-
 def read_real(path: Path, keys: Sequence[str], classes: int) -> list[tuple[int, ...]]:
-    """Read the true labels of each image.
+    """Read the true labels of each image from a JSON object of file name: labels, or from ReaL's list.
 
-    The file is a JSON object from file name to labels, or ReaL's list, whose entry k is for the file name ending in the
-    number k + 1 (ILSVRC2012_val_00000001.JPEG).
+    Entry k of a list is for the file name that ends in the number k + 1 (ILSVRC2012_val_00000001.JPEG).
     """
     content = _parse_json(_read_text(path), path)
     true_labels: list[tuple[int, ...]] = []

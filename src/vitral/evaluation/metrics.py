@@ -47,12 +47,8 @@ def score(logits: Tensor, labels: Tensor) -> Scores:
     else:
         hits = labels.gather(1, logits.argsort(dim=1, descending=True, stable=True)[:, :5]) > 0
         loss = F.binary_cross_entropy_with_logits(logits.double(), labels.double()) * classes
-    return Scores(
-        images=images,
-        loss=loss.item(),
-        top1=hits[:, 0].double().mean().item(),
-        top5=hits.any(dim=1).double().mean().item(),
-    )
+    top1, top5 = hits[:, 0].double().mean().item(), hits.any(dim=1).double().mean().item()
+    return Scores(images=images, loss=loss.item(), top1=top1, top5=top5)
 
 
 def wilson(correct: float, images: int) -> tuple[float, float]:
@@ -108,10 +104,7 @@ def _class_scores(hits: int, actual: int, predicted: int, area: float | None = N
 
 
 def average_precision(scores: Tensor, labels: Tensor) -> float:
-    """Return the area under the precision-recall curve in steps, or NaN without a positive.
-
-    Equal scores form one step.
-    """
+    """Return the area under the precision-recall curve in steps (equal scores form one), or NaN without a positive."""
     positives = int((labels > 0).sum())
     if not positives:
         return nan
@@ -150,32 +143,20 @@ class Difference:
 
 
 def compare(first: Tensor, second: Tensor) -> Difference:
-    """Compare two models by which images each classifies correctly.
-
-    The paired interval resolves smaller differences than two separate intervals.
-    """
+    """Compare two models on the same images: a paired interval resolves smaller differences than two intervals."""
     first, second = first.bool(), second.bool()
     images = max(1, len(first))
     both, neither = int((first & second).sum()), int((~first & ~second).sum())
     only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
-    difference = (only_second - only_first) / images
     low, high = _paired_interval(both, only_first, only_second, neither)
-    return Difference(
-        difference=difference,
-        low=low,
-        high=high,
-        only_first=only_first,
-        only_second=only_second,
-        both=both,
-        neither=neither,
-    )
+    counts = {"only_first": only_first, "only_second": only_second, "both": both, "neither": neither}
+    return Difference(difference=(only_second - only_first) / images, low=low, high=high, **counts)
 
 
 def _paired_interval(both: int, only_first: int, only_second: int, neither: int) -> tuple[float, float]:
     """Return the 95% interval of a difference of paired fractions (Newcombe 1998, method 10).
 
-    It combines the Wilson intervals of both fractions with their correlation. Unlike the plain interval, it does not
-    call a difference of two images certain.
+    Unlike the plain interval, it does not call a difference of two images certain.
     """
     images = both + only_first + only_second + neither
     if not images:

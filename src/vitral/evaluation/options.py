@@ -44,7 +44,11 @@ class EvaluateOptions:
             if self.uses_features and getattr(self, name):
                 raise ConfigError(f"{name} evaluates a classifier, but few_shot and knn evaluate features.")
         for name in ("real", "label_map", "against_label_map"):
-            _check_file(name, getattr(self, name))
+            path = getattr(self, name)
+            if path is not None and not isinstance(path, str | Path):
+                raise ConfigError(f"{name} must be the path of a file (got {path!r}).")
+            if path is not None and not Path(path).is_file():
+                raise DataError(f"{name}: file not found: {path}.")
 
     @property
     def shots(self) -> tuple[int, ...]:
@@ -57,10 +61,3 @@ class EvaluateOptions:
     def uses_features(self) -> bool:
         """Return whether frozen features are evaluated instead of the classifier."""
         return bool(self.shots) or self.knn is not None
-
-
-def _check_file(name: str, path: object) -> None:
-    if path is not None and not isinstance(path, str | Path):
-        raise ConfigError(f"{name} must be the path of a file (got {path!r}).")
-    if path is not None and not Path(path).is_file():
-        raise DataError(f"{name}: file not found: {path}.")

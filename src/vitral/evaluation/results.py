@@ -82,10 +82,8 @@ class Evaluation:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON. Entries without a value are left out, except the main scores."""
-        rows = [
-            {"class": name, **without_nan(asdict(scores))}
-            for name, scores in zip(self.classes, self.per_class, strict=True)
-        ]
+        pairs = zip(self.classes, self.per_class, strict=True)
+        rows = [{"class": name, **without_nan(asdict(scores))} for name, scores in pairs]
         values = {
             **self.scores.as_dict(),
             "top1_low": self.interval[0],
@@ -113,12 +111,9 @@ def summarize(outputs: ModelOutputs, classes: Sequence[str], *, temperature: boo
     """Return the evaluation of a classifier from its logits; ``temperature`` adds the calibration after scaling."""
     logits, labels = outputs.outputs, outputs.labels
     scores = score(logits, labels)
+    interval, names = wilson(scores.top1 * scores.images, scores.images), tuple(classes)
     evaluation = Evaluation(
-        scores=scores,
-        interval=wilson(scores.top1 * scores.images, scores.images),
-        classes=tuple(classes),
-        per_class=[],
-        unreadable=outputs.unreadable,
+        scores=scores, interval=interval, classes=names, per_class=[], unreadable=outputs.unreadable
     )
     if labels.ndim == 2:
         rows = per_label(logits, labels)
@@ -154,25 +149,18 @@ def summarize_features(
 def _most_confused(predicted: Tensor, labels: Tensor, classes: Sequence[str]) -> tuple[tuple[str, str, int], ...]:
     wrong = predicted != labels
     pairs, counts = torch.unique(labels[wrong] * len(classes) + predicted[wrong], return_counts=True)
-    order = counts.argsort(descending=True, stable=True)[:MAX_CONFUSED_PAIRS].tolist()
-    confused: list[tuple[str, str, int]] = []
-    for index in order:
-        label, prediction = divmod(int(pairs[index]), len(classes))
-        confused.append((classes[label], classes[prediction], int(counts[index])))
-    return tuple(confused)
+    order = counts.argsort(descending=True, stable=True)[:MAX_CONFUSED_PAIRS]
+    rows: list[tuple[int, int]] = list(zip(pairs[order].tolist(), counts[order].tolist(), strict=True))
+    return tuple((classes[pair // len(classes)], classes[pair % len(classes)], count) for pair, count in rows)
 
 
 def _worst_mistakes(logits: Tensor, labels: Tensor, classes: Sequence[str], keys: Sequence[str]) -> tuple[Mistake, ...]:
     confidence, predicted = logits.softmax(dim=1).max(dim=1)
     confidence = confidence.masked_fill(predicted == labels, -1.0)
+    mistakes: list[Mistake] = []
     order: list[int] = confidence.argsort(descending=True)[:MAX_MISTAKES].tolist()
-    return tuple(
-        Mistake(
-            key=keys[index],
-            label=classes[int(labels[index])],
-            prediction=classes[int(predicted[index])],
-            probability=confidence[index].item(),
-        )
-        for index in order
-        if confidence[index] >= 0
-    )
+    for index in order:
+        if (probability := confidence[index].item()) >= 0:
+            label, prediction = classes[int(labels[index])], classes[int(predicted[index])]
+            mistakes.append(Mistake(key=keys[index], label=label, prediction=prediction, probability=probability))
+    return tuple(mistakes)

@@ -89,10 +89,7 @@ def export(
     overwrite: bool = False,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Exported:
-    """Write the file, run it, and keep it only if its outputs equal the model's.
-
-    ``on_stage`` is called with the name of each stage.
-    """
+    """Write the file, run it, and keep it only if its outputs equal the model's. Pass each stage to ``on_stage``."""
     checkpoint = as_checkpoint(model, preprocess=None, labels=None)
     target, path = check_target(to, path, overwrite), Path(path)
     output = "logits" if checkpoint.model.config.num_classes else "features"
@@ -193,10 +190,8 @@ def compare(run: Callable[[np.ndarray], np.ndarray], batches: Sequence[Tensor], 
     outputs = np.concatenate([run(images.numpy()) for images in batches])
     difference = float(np.abs(outputs - expected).max()) / max(1.0, float(np.abs(expected).max()))
     if not difference <= TOLERANCE:  # also if it is NaN
-        raise VitralError(
-            f"The exported file's outputs differ from the model's by {difference:.1e} (expected at most "
-            f"{TOLERANCE:.0e}); it was deleted."
-        )
+        problem = f"The exported file's outputs differ from the model's by {difference:.1e}"
+        raise VitralError(f"{problem} (expected at most {TOLERANCE:.0e}); it was deleted.")
     return difference
 
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from vitral.model.features import Features
 from vitral.model.network import Network
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
-from vitral.weights.checkpoint import Checkpoint
+from vitral.weights.checkpoint import Checkpoint, check_labels
 from vitral.weights.load import load
 
 Images = Tensor | list[Tensor]
@@ -63,10 +63,8 @@ class LoadedModel:
         if outputs.isfinite().all():
             return outputs
         cause = "" if self.precision == "float32" else f", or overflow in {self.precision}"
-        raise WeightsError(
-            f"The model produced NaN or Inf: its weights are damaged or too large{cause}.",
-            hint="Inspect the file with `vitral describe`.",
-        )
+        problem = f"The model produced NaN or Inf: its weights are damaged or too large{cause}."
+        raise WeightsError(problem, hint="Inspect the file with `vitral describe`.")
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return (B, K) probabilities: a softmax, or a sigmoid per label for multi-label models."""
@@ -75,10 +73,8 @@ class LoadedModel:
     def check_has_head(self) -> None:
         """Raise ConfigError if the model has features but no predictions."""
         if not self.model.config.num_classes:
-            raise ConfigError(
-                "This model has no classification head.",
-                hint="Use its features: vitral evaluate MODEL DATA --knn 10, or vitral features MODEL IMAGES.",
-            )
+            hint = "Use its features: vitral evaluate MODEL DATA --knn 10, or vitral features MODEL IMAGES."
+            raise ConfigError("This model has no classification head.", hint=hint)
         self._check_pool()
 
     def _check_pool(self) -> None:
@@ -120,6 +116,8 @@ def load_model(
     target = torch.device(choose_device(device).value)
     checkpoint, run = open_checkpoint(source, image_size, verify=verify)
     model, classes = checkpoint.model, checkpoint.model.config.num_classes
+    if checkpoint.labels is not None:
+        check_labels(checkpoint.labels, classes)  # reset_head changes the classes of the model in place
     if isinstance(source, Checkpoint) and not _runs_unchanged(model, target):
         model = deepcopy(model)  # the caller's model may be in the middle of training
     return LoadedModel(
@@ -145,23 +143,15 @@ def open_checkpoint(
         if image_size is None or source.model.config.image_hw in (image_size, (image_size, image_size)):
             return source, None
         height, width = source.model.config.image_hw
-        raise ConfigError(
-            f"This Checkpoint has the image size {height} x {width}.",
-            hint=f"Use vitral.load(..., image_size={image_size}).",
-        )
-    path = _check_source(source)
-    is_run = not str(path).startswith("hf:") and Run.is_run(Path(path))
-    run = Run.open(Path(path)) if is_run else None
-    weights = run.trained_model() if run else path
-    if image_size is None:
-        return load(weights, verify=verify), run
-    return load(weights, verify=verify, image_size=image_size), run
-
-
-def _check_source(source: object) -> str | Path:
-    if isinstance(source, str | Path):
-        return source
-    raise ConfigError(f"A model is a run folder, a weights file, a name or a Checkpoint (got {short_repr(source)}).")
+        hint = f"Use vitral.load(..., image_size={image_size})."
+        raise ConfigError(f"This Checkpoint has the image size {height} x {width}.", hint=hint)
+    if not isinstance(source, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        problem = "A model is a run folder, a weights file, a name or a Checkpoint"
+        raise ConfigError(f"{problem} (got {short_repr(source)}).")
+    is_run = not str(source).startswith("hf:") and Run.is_run(Path(source))
+    run = Run.open(Path(source)) if is_run else None
+    overrides: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
+    return load(run.trained_model() if run else source, verify=verify, **overrides), run
 
 
 def _runs_unchanged(model: Network, device: torch.device) -> bool:

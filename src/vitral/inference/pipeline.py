@@ -63,10 +63,7 @@ def make_loader(
 def run_model(
     loader: BatchLoader, compute: Callable[[Tensor | list[Tensor]], Tensor]
 ) -> Generator[Progress, None, ModelOutputs]:
-    """Yield progress and return the outputs of ``compute`` for every batch, the last partial one included.
-
-    Raise DataError if no image is readable.
-    """
+    """Yield progress and return the outputs of ``compute`` for every batch. Raise DataError if no image is readable."""
     outputs: list[Tensor] = []
     labels: list[Tensor] = []
     indices: list[Tensor] = []

@@ -91,7 +91,7 @@ class Predictor:
     @overload
     def __call__(self, images: "bytes | Image | np.ndarray") -> Prediction: ...
     @overload
-    def __call__(self, images: str | Path) -> Prediction | Any: ...
+    def __call__(self, images: str | Path) -> Prediction | Any: ...  # noqa: ANN401 (a list for a folder)
     @overload
     def __call__(self, images: "Sequence[ImageInput]") -> list[Prediction]: ...
     def __call__(self, images: "ImageInput | Sequence[ImageInput]") -> Prediction | list[Prediction]:
@@ -110,16 +110,10 @@ class Predictor:
         return predictions if is_many else predictions[0]
 
     def stream(self, images: "Iterable[AnyInput] | str | Path") -> "Iterator[tuple[AnyInput, Prediction | Failure]]":
-        """Yield each image with its Prediction, or with a Failure if it is unusable, in order, batch by batch.
-
-        ``images`` is an iterable of images, or the path of a folder of images.
-        """
+        """Yield each image (of an iterable or a folder) with its Prediction, or a Failure if unusable, in order."""
         self.loaded.check_has_head()
         for image, probabilities in self._stream(images, self._probabilities):
-            if isinstance(probabilities, Failure):
-                yield image, probabilities
-            else:
-                yield image, self._prediction(probabilities)
+            yield image, probabilities if isinstance(probabilities, Failure) else self._prediction(probabilities)
 
     def features(self, images: "Iterable[AnyInput] | str | Path") -> "Iterator[tuple[AnyInput, np.ndarray | Failure]]":
         """Yield each image with its embedding (D,), or with a Failure, as `stream` does."""
@@ -131,12 +125,8 @@ class Predictor:
 
     def _prediction(self, probabilities: Tensor) -> Prediction:
         best = int(probabilities.argmax())
-        return Prediction(
-            label=self.labels[best],
-            probability=probabilities[best].item(),
-            labels=self.labels,
-            probabilities=probabilities.numpy(),
-        )
+        label, probability = self.labels[best], probabilities[best].item()
+        return Prediction(label=label, probability=probability, labels=self.labels, probabilities=probabilities.numpy())
 
     def _stream(
         self, images: "Iterable[AnyInput] | str | Path", compute: Callable[[Images], Tensor]
@@ -153,22 +143,23 @@ class Predictor:
         """Return uint8 (C, H, W), the model's input before normalization."""
         preprocess = self.loaded.preprocess
         convert = partial(preprocess_image, preprocess=preprocess, patch=self.loaded.model.config.step_hw)
+        from PIL.Image import Image
+
         try:
             if isinstance(image, str | Path):
-                return convert(FileSource(str(image)).read()).contiguous()
-            if isinstance(image, bytes):
-                return convert(image).contiguous()
-            from PIL.Image import Image
-
-            if isinstance(image, Image):
-                pixels = from_pillow(image, preprocess.channels, background=preprocess.background)
-                return convert(pixels).contiguous()
-            if isinstance(image, np.ndarray):
-                pixels = from_array(cast(np.ndarray, image), preprocess.channels, background=preprocess.background)
-                return convert(pixels).contiguous()
+                content = FileSource(str(image)).read()
+            elif isinstance(image, bytes):
+                content = image
+            elif isinstance(image, Image):
+                content = from_pillow(image, preprocess.channels, background=preprocess.background)
+            elif isinstance(image, np.ndarray):
+                content = from_array(cast(np.ndarray, image), preprocess.channels, background=preprocess.background)
+            else:
+                kind = type(image).__name__
+                raise DataError(f"Expected a path, bytes, a PIL image or an array (H, W, C), got {kind}.")
+            return convert(content).contiguous()
         except BadImageError as error:
             return Failure(reason=str(error))
-        raise DataError(f"Expected a path, bytes, a PIL image or an array (H, W, C), got {type(image).__name__}.")
 
 
 def _is_folder(images: object) -> bool:

@@ -140,9 +140,8 @@ def predict_to_file(
 ) -> Iterator[Progress | PredictionFile]:
     """Write a row per image to a .csv or .jsonl file; yield progress, then the result.
 
-    Each batch is flushed to disk, so a killed process loses at most one batch. With ``resume``, continue after the last
-    complete row. Raise ConfigError if the file exists (without ``resume``), is being written by another process, or
-    does not start with the rows of these images and this model.
+    A killed process loses at most one batch; ``resume`` continues after the last complete row. Raise ConfigError if the
+    file exists (without ``resume``), another process writes it, or it has rows of other images or another model.
     """
     top = min(check_int("top", top, minimum=1), len(predictor.labels))
     predictor.loaded.check_has_head()
@@ -184,9 +183,8 @@ def _open_exclusively(out: Path) -> Generator[BinaryIO]:
     try:
         with stream:
             if not try_lock(stream.fileno()):
-                raise ConfigError(
-                    f"{out} is being written by another process.", hint="Wait for it, or pass another --out."
-                )
+                hint = "Wait for it, or pass another --out."
+                raise ConfigError(f"{out} is being written by another process.", hint=hint)
             yield stream
     except OSError as error:
         raise VitralError(f"Cannot write {out}: {error.strerror or error}.") from error
@@ -233,10 +231,8 @@ def _complete_records(stream: BinaryIO, *, quoted: bool) -> Iterator[bytes]:
 def _check_row(row: WrittenRow, index: int, files: Sequence[str]) -> None:
     """Raise ConfigError if the row of this index is not the one of the image of this index."""
     if index >= len(files) or as_text(files[index]) != row.file:
-        raise ConfigError(
-            f"Row {index + 1} of --out is for {row.file}, which is not image {index + 1} of this command.",
-            hint="Pass the same images in the same order, or another --out.",
-        )
+        problem = f"Row {index + 1} of --out is for {row.file}, which is not image {index + 1} of this command."
+        raise ConfigError(problem, hint="Pass the same images in the same order, or another --out.")
 
 
 def _check_same_model(rows: Sequence[WrittenRow], predictor: Predictor, files: Sequence[str], *, top: int) -> None:
@@ -273,14 +269,12 @@ class FeatureFile:
 
 
 def features_to_file(predictor: Predictor, files: Sequence[str], out: Path) -> Iterator[Progress | FeatureFile]:
-    """Write the embedding of each image to a new .npz or .parquet file; yield progress, then the result.
+    """Write the embedding of each image to a new file; yield progress, then the result.
 
     An .npz file has the arrays ``files`` and ``features``, a Parquet file the columns ``file`` and ``features``.
     """
     check_feature_target(out)
-    names: list[str] = []
-    rows: list[np.ndarray] = []
-    failures: list[tuple[str, str]] = []
+    names, rows, failures = list[str](), list[np.ndarray](), list[tuple[str, str]]()
     yield Progress(done=0, total=len(files))
     for number, (file, features) in enumerate(predictor.features(files), 1):
         if isinstance(features, Failure):
@@ -310,10 +304,8 @@ def _write_features(path: Path, names: list[str], table: np.ndarray) -> None:
     with atomic_path(path) as temporary:
         if path.suffix.lower() == ".parquet":
             parquet, pyarrow = import_pyarrow(), import_module("pyarrow")
-            columns = {
-                "file": pyarrow.array(names, pyarrow.string()),
-                "features": pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(table.ravel()), table.shape[1]),
-            }
+            rows = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(table.ravel()), table.shape[1])
+            columns = {"file": pyarrow.array(names, pyarrow.string()), "features": rows}
             parquet.write_table(pyarrow.table(columns), temporary)
         else:
             with temporary.open("wb") as stream:

@@ -4,6 +4,7 @@ Linear layers run on the packed sequence; the products of queries and keys stay 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ class Attention(nn.Module):
         width = config.width
         self.heads = config.heads
         self.drop_rate = config.attention_dropout
-        self.to_qkv = Linear(width, 3 * width, weight=xavier_uniform_each_(3))
+        self.to_qkv = Linear(width, 3 * width, weight=partial(xavier_uniform_each_, projections=3))
         self.relative = RelativePositions(config) if config.position == "relative" else None
         self.to_out = Linear(width, width, weight=nn.init.xavier_uniform_)
         self.recorders: tuple[Recorder, ...] = ()  # set by record_attention

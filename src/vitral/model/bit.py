@@ -84,8 +84,7 @@ class BiT(nn.Module):
 
     def parameter_groups(self, lr: float, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
         """Return parameter groups for an optimizer, as `ViT.parameter_groups` does; every unit is a layer."""
-        blocks = len(self.blocks)
-        return optimizer_groups(self, blocks, lr=lr, weight_decay=weight_decay, layer_decay=layer_decay)
+        return optimizer_groups(self, len(self.blocks), lr, weight_decay, layer_decay)
 
 
 def build_features(maps: Maps) -> Features:
@@ -137,9 +136,8 @@ class StandardizedConv(nn.Conv2d):
     """A convolution without bias, whose kernels have mean 0 and variance 1."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0):
-        super().__init__(  # pyright: ignore[reportUnknownMemberType]
-            inputs, outputs, kernel, stride, padding, bias=False
-        )
+        args = inputs, outputs, kernel, stride, padding
+        super().__init__(*args, bias=False)  # pyright: ignore[reportUnknownMemberType]
 
     def reset_parameters(self) -> None:
         initialize(self.weight, lecun_normal_)

@@ -82,10 +82,8 @@ class ConvStem:
         if not self.widths:
             raise ConfigError("stem: widths is empty; a ConvStem needs at least one convolution.")
         if self.norm == "group" and any(width % 8 for width in self.widths):
-            raise ConfigError(
-                f"stem: widths must be multiples of 8 with norm='group' (got {self.widths}).",
-                hint="Change the widths, or set norm='batch'.",
-            )
+            hint = "Change the widths, or set norm='batch'."
+            raise ConfigError(f"stem: widths must be multiples of 8 with norm='group' (got {self.widths}).", hint=hint)
 
     @property
     def halvings(self) -> int:
@@ -295,10 +293,8 @@ class ViTConfig:
             hint = f"Use heads={near}." if near else f"Use a number of heads that divides {self.width}."
             raise ConfigError(f"heads={self.heads} does not divide width={self.width}.", hint=hint)
         if self.pool == "token" and self.class_token is False:
-            raise ConfigError(
-                "pool='token' needs a class token, but class_token=False.",
-                hint="Use pool='mean' or pool='map', or omit class_token.",
-            )
+            hint = "Use pool='mean' or pool='map', or omit class_token."
+            raise ConfigError("pool='token' needs a class token, but class_token=False.", hint=hint)
         if self.pool == "none" and self.norm_after_pool:
             raise ConfigError("norm_after_pool=True has no effect with pool='none'.", hint="Omit norm_after_pool.")
         self._check_positions()
@@ -314,10 +310,9 @@ class ViTConfig:
                     raise ConfigError(problem, hint=f"Omit {name}.")
         divisor = {"learned-2d": 2, "sincos-2d": 4}.get(self.position, 1)
         if self.width % divisor:
-            raise ConfigError(
-                f"position={self.position!r} needs a width divisible by {divisor} (got width={self.width}).",
-                hint=f"Use width={_nearest_multiple(self.width, lcm(divisor, self.heads))} or position='learned'.",
-            )
+            problem = f"position={self.position!r} needs a width divisible by {divisor} (got width={self.width})."
+            near = _nearest_multiple(self.width, lcm(divisor, self.heads))
+            raise ConfigError(problem, hint=f"Use width={near} or position='learned'.")
 
 
 _CHOICES = {name: get_args(hint) for name, hint in get_type_hints(ViTConfig).items() if get_origin(hint) is Literal}
@@ -328,10 +323,8 @@ def parse_size(text: str) -> tuple[int, int]:
     """Return the (height, width) of an image size such as "384" or "384x256"."""
     sides = text.strip().lower().split("x")
     if len(sides) > 2 or not all(fullmatch("[0-9]{1,5}", side) and 0 < int(side) <= MAX_SIDE for side in sides):
-        raise ConfigError(
-            f"{short_repr(text)} is not an image size (expected pixels from 1 to {MAX_SIDE}, or HEIGHTxWIDTH).",
-            hint="Use 384 or 384x256, for example.",
-        )
+        problem = f"{short_repr(text)} is not an image size (expected pixels from 1 to {MAX_SIDE}, or HEIGHTxWIDTH)."
+        raise ConfigError(problem, hint="Use 384 or 384x256, for example.")
     return int(sides[0]), int(sides[-1])
 
 
@@ -339,9 +332,8 @@ def check_size(name: str, value: object, *, sides: str = "height, width") -> Non
     """Raise ConfigError unless the value is an integer or a pair of integers, at least 1."""
     pair = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value, value)
     if len(pair) != 2 or any(type(side) is not int or not 1 <= side <= MAX_INT for side in pair):
-        raise ConfigError(
-            f"{name} must be an integer or ({sides}), each at least 1 (got {short_repr(cast('object', value))})."
-        )
+        got = short_repr(cast("object", value))
+        raise ConfigError(f"{name} must be an integer or ({sides}), each at least 1 (got {got}).")
 
 
 def check_width_factor(name: str, factor: object) -> float:
@@ -373,11 +365,11 @@ def check_ints(name: str, values: object, *, count: int | None = None) -> tuple[
     return tuple(check_int(f"each of {name}", number, minimum=1, maximum=MAX_INT) for number in numbers)
 
 
-def to_plain(value: Any) -> Any:
+def to_plain(value: object) -> object:
     """Return tuples for lists, as files have them, and Python numbers for NumPy scalars."""
     if isinstance(value, list | tuple):
-        return tuple(map(to_plain, cast("list[Any]", value)))
-    return value.item() if getattr(value, "shape", None) == () else value
+        return tuple(map(to_plain, cast("list[object]", value)))
+    return cast("Any", value).item() if getattr(value, "shape", None) == () else value
 
 
 def pair(size: Size) -> tuple[int, int]:

@@ -7,6 +7,7 @@ are omitted.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ConvStem, ResNetStem, ViTConfig
@@ -27,18 +28,9 @@ class Cost:
     """Activations that the backward pass needs per image, without dropout and gradient checkpointing. Relative
     positions and axial attention need up to half as much again, ReLU a quarter less."""
 
-    @property
-    def parameter_bytes(self) -> int:
-        return self.parameters * FLOAT_BYTES
-
-    @property
-    def optimizer_bytes(self) -> int:
-        """Return the memory of gradients and the two moments of Adam."""
-        return 3 * self.parameter_bytes
-
     def training_bytes(self, batch_size: int) -> int:
-        """Return the memory of a training step: parameters, gradients, moments and activations."""
-        return self.parameter_bytes + self.optimizer_bytes + batch_size * self.activation_bytes
+        """Return the memory of a training step: parameters, gradients, the two moments of Adam, and activations."""
+        return 4 * self.parameters * FLOAT_BYTES + batch_size * self.activation_bytes
 
 
 def count_cost(config: ViTConfig | BiTConfig, image_size: tuple[int, int] | None = None) -> Cost:
@@ -72,9 +64,8 @@ def _count_bit_cost(config: BiTConfig, image_size: tuple[int, int]) -> Cost:
     # Normalized channels; the backward pass needs them before the norm and after the ReLU.
     norms = config.width
     kept = config.channels * image_size[0] * image_size[1] + 2 * config.width * rows * columns
-    kept += (
-        root.outputs * (root.height + 2) * (root.width + 2) + root.kept // 4
-    )  # padded, and the index of each maximum
+    # Padded, and the index of each maximum.
+    kept += root.outputs * (root.height + 2) * (root.width + 2) + root.kept // 4
     convolutions = iter(layers[1:])
     for units in config.stages:
         for unit in range(units):
@@ -94,8 +85,7 @@ def _count_bit_cost(config: BiTConfig, image_size: tuple[int, int]) -> Cost:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Matrix:
+class _Matrix(NamedTuple):
     """A linear layer with a bias, and the number of rows that it processes per image."""
 
     rows: int
@@ -152,15 +142,13 @@ def _offsets(config: ViTConfig, grid: tuple[int, int]) -> int:
 def _count_parameters(config: ViTConfig) -> int:
     width = config.width
     count = sum(matrix.inputs * matrix.outputs + matrix.outputs for matrix in _matrices(config, config.table_grid))
-    count += config.extra_tokens * width
-    count += config.position_tables * _position_parameters(config)
+    count += config.extra_tokens * width + config.position_tables * _position_parameters(config)
     per_block = 4 * width  # two norms
     if config.layer_scale is not None:
         per_block += 2 * width
     if config.position == "relative":
         per_block += (_offsets(config, config.table_grid) + 2 * config.extra_tokens) * width
-    count += config.blocks * per_block
-    count += 2 * width  # the final norm
+    count += config.blocks * per_block + 2 * width  # the final norm
     if config.pool == "map":
         count += 3 * width  # probe and norm
     return count + sum(layer.parameters for layer in _stem_layers(config, config.image_hw))
@@ -174,17 +162,14 @@ def _position_parameters(config: ViTConfig) -> int:
     return (rows + columns) * config.width // 2 + class_row if config.position == "learned-2d" else 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Convolution:
+class _Convolution(NamedTuple):
     """A convolution without bias, followed by a norm."""
 
     inputs: int
     outputs: int
     kernel: int
-    height: int
-    """Height of the output."""
+    height: int  # of the output, as the width
     width: int
-    """Width of the output."""
 
     @property
     def weights(self) -> int:
@@ -246,8 +231,6 @@ def _kept_for_backward(config: ViTConfig, grid: tuple[int, int], image_size: tup
     cut = patches * config.patch_channels * patch_h * patch_w
     layers = list(_stem_layers(config, image_size))
     stem = sum(layer.kept for layer in layers)
-    if isinstance(
-        config.stem, ResNetStem
-    ):  # max-pooling after the root pads a copy and keeps the index of each maximum
+    if isinstance(config.stem, ResNetStem):  # max-pooling pads a copy and keeps the index of each maximum
         stem += 3 * layers[0].kept // 4
     return tokens * (config.blocks * block + width) + cut + stem

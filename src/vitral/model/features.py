@@ -46,8 +46,7 @@ def choose_layers(layers: int | Iterable[int], depth: int) -> list[int]:
     requested = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else [layers]
     numbers: list[int] = []
     for layer in requested:
-        number = _layer_number(layer, depth)
-        if number is None:
+        if (number := _layer_number(layer, depth)) is None:
             raise ConfigError(f"layers={layers!r}: the model has no layer {layer!r} (expected 0 to {depth - 1}).")
         numbers.append(number)
     return numbers
@@ -120,22 +119,11 @@ def build_features(
 def _features(
     x: Tensor, layers: Mapping[int, Tensor], pooled: Tensor, grid: tuple[int, int], config: ViTConfig
 ) -> Features:
-    tokens = _tokens(x, grid, config)
-    return Features(
-        cls=tokens.cls,
-        registers=tokens.registers,
-        patches=tokens.patches,
-        grid=grid,
-        pooled=pooled,
-        layers=ByLayer({layer: _tokens(y, grid, config) for layer, y in layers.items()}, depth=config.blocks),
-    )
+    by_layer = ByLayer({layer: _tokens(y, grid, config) for layer, y in layers.items()}, depth=config.blocks)
+    return Features(**vars(_tokens(x, grid, config)), pooled=pooled, layers=by_layer)
 
 
 def _tokens(x: Float[Tensor, "B N D"], grid: tuple[int, int], config: ViTConfig) -> Tokens:
-    first = int(config.has_class_token)
-    return Tokens(
-        cls=x[:, 0] if first else None,
-        registers=x[:, first : config.extra_tokens],
-        patches=x[:, config.extra_tokens :],
-        grid=grid,
-    )
+    first, extras = int(config.has_class_token), config.extra_tokens
+    cls = x[:, 0] if first else None
+    return Tokens(cls=cls, registers=x[:, first:extras], patches=x[:, extras:], grid=grid)

@@ -25,22 +25,14 @@ def lecun_normal_(weight: Tensor) -> None:
     nn.init.trunc_normal_(weight, std=sigma, a=-2 * sigma, b=2 * sigma)
 
 
-def xavier_uniform_each_(projections: int) -> Initializer:
-    """Return an initializer for several projections in one matrix; Xavier of the whole would be too small."""
-    return partial(_xavier_uniform_each_, projections=projections)
-
-
-def _xavier_uniform_each_(weight: Tensor, projections: int) -> None:
+def xavier_uniform_each_(weight: Tensor, projections: int) -> None:
+    """Fill several projections in one matrix; Xavier of the whole would be too small."""
     for projection in weight.chunk(projections):
         nn.init.xavier_uniform_(projection)
 
 
 def normal_(std: float) -> Initializer:
     return partial(nn.init.normal_, std=std)
-
-
-def constant_(value: float) -> Initializer:
-    return partial(nn.init.constant_, val=value)
 
 
 class Linear(nn.Linear):
@@ -84,4 +76,5 @@ def build_dropout(rate: float) -> nn.Module:
 
 def build_head(width: int, num_classes: int, bias: float) -> nn.Module:
     """Return a linear layer with zero weights and a constant bias; nothing for 0 classes."""
-    return Linear(width, num_classes, weight=nn.init.zeros_, bias=constant_(bias)) if num_classes else nn.Identity()
+    initial_bias = partial(nn.init.constant_, val=bias)
+    return Linear(width, num_classes, weight=nn.init.zeros_, bias=initial_bias) if num_classes else nn.Identity()

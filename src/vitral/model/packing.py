@@ -20,7 +20,6 @@ class ImageConfig(Protocol):
 
     @property
     def channels(self) -> int: ...
-
     def grid(self, height: int, width: int) -> tuple[int, int]: ...
 
 
@@ -106,9 +105,9 @@ def arrange(images: Tensor | Sequence[Tensor], config: TokenConfig, weight: Tens
         stacks, order = [images], None
     else:
         stacks, order = stack_by_size(images, config, weight)
-    extras = config.extra_tokens
-    groups = [Group(stack.shape[0], config.grid(stack.shape[2], stack.shape[3]), extras) for stack in stacks]
-    return stacks, Packing(tuple(groups), order)
+    extras = config.extra_tokens  # shape[0], because len() would fix the batch size of an exported model
+    groups = tuple(Group(stack.shape[0], config.grid(*stack.shape[2:]), extras) for stack in stacks)
+    return stacks, Packing(groups, order)
 
 
 def stack_by_size(
@@ -143,9 +142,8 @@ def _check_list(images: Sequence[object], channels: int, weight: Tensor) -> None
 
 def check_images(images: Tensor, channels: int, weight: Tensor, *, axes: int) -> None:
     """Raise DataError unless axes, channels, dtype and device fit: of a batch (4 axes), or of one image (3)."""
-    shape, expected = tuple(images.shape), "(batch, channels, height, width)"
-    if axes == 3:
-        expected = "(channels, height, width) in a list"
+    shape = tuple(images.shape)
+    expected = "(batch, channels, height, width)" if axes == 4 else "(channels, height, width) in a list"
     if images.ndim != axes:
         hint = "Add a batch axis to a single image with image[None]." if (axes, images.ndim) == (4, 3) else None
         raise DataError(f"The model takes images of shape {expected} (got {shape}).", hint=hint)
@@ -153,22 +151,14 @@ def check_images(images: Tensor, channels: int, weight: Tensor, *, axes: int) ->
         hint = f"Convert the images, or build the model with channels={shape[-3]}."
         if shape[-1] == channels:
             hint = f"Channels seem to come last: use images.movedim(-1, {axes - 3})."
-        raise DataError(
-            f"The model has channels={channels}, but images of shape {shape}, read as {expected}, have {shape[-3]}.",
-            hint=hint,
-        )
+        problem = f"images of shape {shape}, read as {expected}, have {shape[-3]}"
+        raise DataError(f"The model has channels={channels}, but {problem}.", hint=hint)
     if not images.is_floating_point():
-        raise DataError(
-            f"The model takes normalized floating-point images (got {images.dtype}).",
-            hint="Normalize them, for example with images.float() / 127.5 - 1.",
-        )
+        hint = "Normalize them, for example with images.float() / 127.5 - 1."
+        raise DataError(f"The model takes normalized floating-point images (got {images.dtype}).", hint=hint)
     if images.device != weight.device:
-        raise DataError(
-            f"The images are on {images.device}, but the model is on {weight.device}.",
-            hint=f"Move them with images.to({str(weight.device)!r}).",
-        )
+        hint = f"Move them with images.to({str(weight.device)!r})."
+        raise DataError(f"The images are on {images.device}, but the model is on {weight.device}.", hint=hint)
     if images.dtype != weight.dtype and not torch.is_autocast_enabled(images.device.type):
-        raise DataError(
-            f"The images are {images.dtype}, but the model is {weight.dtype}.",
-            hint=f"Convert them with images.to({weight.dtype}), or use torch.autocast.",
-        )
+        hint = f"Convert them with images.to({weight.dtype}), or use torch.autocast."
+        raise DataError(f"The images are {images.dtype}, but the model is {weight.dtype}.", hint=hint)

@@ -44,7 +44,7 @@ def group_parameters(parameters: Mapping[str, Tensor], blocks: int, layer_decay:
 
 
 def optimizer_groups(
-    model: nn.Module, blocks: int, *, lr: float, weight_decay: float, layer_decay: float
+    model: nn.Module, blocks: int, lr: float, weight_decay: float, layer_decay: float
 ) -> list[dict[str, Any]]:
     """Return the trainable parameters as groups for an optimizer of torch."""
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

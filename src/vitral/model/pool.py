@@ -1,6 +1,7 @@
 """From tokens to one vector per image: the class token, the mean of the patches, or attention pooling."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +38,7 @@ class MapPool(nn.Module):
         self.heads = config.heads
         self.probe = nn.Parameter(torch.empty(1, width))
         self.to_q = Linear(width, width, weight=nn.init.xavier_uniform_)
-        self.to_kv = Linear(width, 2 * width, weight=xavier_uniform_each_(2))
+        self.to_kv = Linear(width, 2 * width, weight=partial(xavier_uniform_each_, projections=2))
         self.to_out = Linear(width, width, weight=nn.init.xavier_uniform_)
         self.norm = nn.LayerNorm(width, eps=config.norm_eps)
         self.mlp = MLP(width, config.mlp_width, activation=config.activation, dropout=0.0)  # no dropout in the head

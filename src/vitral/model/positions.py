@@ -8,6 +8,7 @@ training and loading weights cannot make it stale.
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import lru_cache
+from itertools import product
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -26,10 +27,7 @@ Constant = TypeVar("Constant")
 
 
 def _cached(entries: int) -> Callable[[Callable[Sizes, Constant]], Callable[Sizes, Constant]]:
-    """Cache constants that depend on sizes alone.
-
-    Under a compiler, an exporter or a memory estimator the cache is bypassed: the tensors it would store are not real.
-    """
+    """Cache constants, except under a compiler, an exporter or a memory estimator, whose tensors are not real."""
 
     def wrap(build: Callable[Sizes, Constant]) -> Callable[Sizes, Constant]:
         cached = lru_cache(maxsize=entries)(build)
@@ -135,21 +133,14 @@ def resample_rows(
 
 @_cached(entries=64)
 def _interpolation(size: int, to: int, method: Resample, device: torch.device) -> Float[Tensor, "to size"]:
-    """Return the matrix that interpolates along one axis: F.interpolate of each unit vector.
+    """Return the matrix that interpolates along one axis: F.interpolate of each unit vector. All methods are separable.
 
-    Every method is separable, so a matrix for the rows and one for the columns make up the whole resampling. They are
-    built on the CPU because not every device supports every method.
-    """
+    It is built on the CPU because not every device supports every method."""
     # One channel per unit vector, as a map two columns wide: torch's antialiasing fails on maps of one column.
     units = torch.eye(size, dtype=torch.float32, device="cpu")[None, :, :, None].repeat(1, 1, 1, 2)
-    corners = method.endswith("corners")
-    rows = F.interpolate(
-        units,
-        size=(to, 2),
-        mode="bilinear" if method.startswith("bilinear") else "bicubic",
-        align_corners=corners,
-        antialias=method == "bicubic-antialias",
-    )
+    mode, corners = "bilinear" if method.startswith("bilinear") else "bicubic", method.endswith("corners")
+    antialias = method == "bicubic-antialias"
+    rows = F.interpolate(units, size=(to, 2), mode=mode, align_corners=corners, antialias=antialias)
     return rows[0, :, :, 0].T.contiguous().to(device)
 
 
@@ -208,21 +199,16 @@ def _relative_rows(grid: Grid, extras: int, one_dimensional: bool, device: torch
 @_cached(entries=64)
 def _offset_corners(trained: Grid, grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return, for each two-dimensional offset of a grid, its four nearest offsets of the trained grid and weights."""
-    low: list[Tensor] = []
-    high: list[Tensor] = []
-    fraction: list[Tensor] = []
+    neighbors: list[tuple[tuple[Tensor, Tensor], ...]] = []  # per axis: the offsets below and above, with weights
     for old, new in zip(trained, grid, strict=True):
         scale = (old - 1) / (new - 1) if new > 1 else 0.0
         offset = torch.arange(1 - new, new, dtype=torch.float64, device="cpu") * scale
-        whole = offset.floor().long().clamp(min=1 - old)  # rounding may go below the first offset
-        low.append(whole)
-        high.append((whole + 1).clamp(max=old - 1))
-        fraction.append(offset - whole)
+        low = offset.floor().long().clamp(min=1 - old)  # rounding may go below the first offset
+        neighbors.append(((low, 1 - (offset - low)), ((low + 1).clamp(max=old - 1), offset - low)))
     center, columns = trained[0] * trained[1] - 1, trained[1]
     corners: list[Tensor] = []
     weights: list[Tensor] = []
-    for dy, wy in ((low[0], 1 - fraction[0]), (high[0], fraction[0])):
-        for dx, wx in ((low[1], 1 - fraction[1]), (high[1], fraction[1])):
-            corners.append((dy[:, None] * columns + dx + center).flatten())
-            weights.append((wy[:, None] * wx).flatten())
+    for (dy, wy), (dx, wx) in product(*neighbors):
+        corners.append((dy[:, None] * columns + dx + center).flatten())
+        weights.append((wy[:, None] * wx).flatten())
     return torch.stack(corners).to(device), torch.stack(weights).float().to(device)

@@ -22,15 +22,7 @@ SIZES = {
     "nano": (128, 6, 4, 512),
     "micro": (192, 9, 3, 768),
 }
-_PATCHES = {
-    "ti": (16,),
-    "s": (8, 14, 16, 32),
-    "b": (8, 14, 16, 32),
-    "l": (14, 16, 32),
-    "h": (14,),
-    "g": (14,),
-    "G": (14,),
-}
+_PATCHES = {"ti": (16,), "s": (8, 14, 16, 32), "b": (8, 14, 16, 32), "l": (14, 16, 32)} | dict.fromkeys("hgG", (14,))
 _SMALL_IMAGES = {4: 32, 7: 28, 8: 64}  # patch size: image size of a pico, nano or micro
 
 # hybrid: transformer size, stages of the ResNet, patch on its feature map
@@ -56,9 +48,9 @@ def _build_table() -> dict[str, dict[str, Any]]:
             table[f"vit-{size}{patch}"] = _size_fields(size, patch)
     for size in ("pico", "nano", "micro"):
         for patch, image_size in _SMALL_IMAGES.items():
-            table[f"vit-{size}{patch}"] = {**_size_fields(size, patch), "image_size": image_size}
+            table[f"vit-{size}{patch}"] = _size_fields(size, patch) | {"image_size": image_size}
     for name, (size, stages, patch) in _HYBRIDS.items():
-        table[name] = {**_size_fields(size, patch), "stem": ResNetStem(stages=stages)}
+        table[name] = _size_fields(size, patch) | {"stem": ResNetStem(stages=stages)}
     for layers, factors in _FACTORS.items():
         for factor in factors:
             table[f"bit-r{layers}x{factor}"] = {"stages": RESNETS[layers], "width_factor": factor}
@@ -89,15 +81,11 @@ def canonical_name(name: str) -> str:
     if baseline := _BIT_SPELLING.fullmatch(text):
         return _spell_baseline(name, int(baseline["layers"]), int(baseline["factor"]))
     match = _SPELLING.fullmatch(text)
-    canonical = _spell(match) if match else text
-    if match and canonical in NAMES:
-        return canonical
-    hint = _other_patches(match) if match else None
-    hint = hint or _closest_name(text)
-    raise ConfigError(
-        f"There is no model named {name!r}.",
-        hint=f"{f'{hint} ' if hint else ''}`vitral models` lists all names; `vitral train --from` takes weights.",
-    )
+    if match and _spell(match) in NAMES:
+        return _spell(match)
+    hint = (_other_patches(match) if match else None) or _closest_name(text)
+    hint = f"{f'{hint} ' if hint else ''}`vitral models` lists all names; `vitral train --from` takes weights."
+    raise ConfigError(f"There is no model named {name!r}.", hint=hint)
 
 
 def _closest_name(text: str) -> str | None:
@@ -139,7 +127,7 @@ def named_config(name: str, **overrides: Any) -> ViTConfig | BiTConfig:
         sizes: dict[str, Any] = {"stages": RESNETS[int(baseline["layers"])], "width_factor": int(baseline["factor"])}
         return BiTConfig(**{**sizes, **overrides})
     check_field_names(overrides, of=ViTConfig)
-    return ViTConfig(**{**NAMES[canonical], **overrides})
+    return ViTConfig(**NAMES[canonical] | overrides)
 
 
 def parse_field(name: str, text: str) -> object:

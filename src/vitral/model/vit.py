@@ -139,8 +139,7 @@ class ViT(nn.Module):
         """Return parameter groups for an optimizer, with weight decay for matrices only and layer-wise rates.
 
         The head learns at `lr`, each layer below it at `layer_decay` times the rate of the layer above."""
-        blocks = len(self.blocks)
-        return optimizer_groups(self, blocks, lr=lr, weight_decay=weight_decay, layer_decay=layer_decay)
+        return optimizer_groups(self, len(self.blocks), lr, weight_decay, layer_decay)
 
 
 def build_representation(config: ViTConfig) -> nn.Module:

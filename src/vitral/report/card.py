@@ -68,9 +68,7 @@ without labels by predicting masked patches. It has no classification head: it o
 
 def escape_markdown(text: str) -> str:
     """Return text that Markdown shows literally: no markup, HTML, links, control characters or line breaks."""
-    text = printable(text)
-    short = text if len(text) <= MAX_NAME_LENGTH else f"{text[: MAX_NAME_LENGTH - 1]}…"
-    return _MARKDOWN.sub(r"\\\1", escape(short, quote=False))
+    return _escape_sentence(text if len(text) <= MAX_NAME_LENGTH else f"{text[: MAX_NAME_LENGTH - 1]}…")
 
 
 def _bullets(lines: list[str]) -> str:

@@ -49,15 +49,16 @@ def render_page(run: Run, report: Report) -> str:
     is_pretraining = report.get("objective") == "masked-patches"
     headline = f"{scores['loss']:.3f}" if scores.get("target") == "pixels" else format_percent(scores["top1"])
     lines = masked_patches_lines(scores) if is_pretraining else summary_lines(scores)
+    choices = [(choice["name"], choice["value"], choice["reason"]) for choice in report["choices"]]
+    environment, command = dict(report["environment"]), _text(report["command"])
+    environment = environment.pop("versions") | environment
     sections = [
         _section("Training", draw_curves(run.read_rows(run.losses), run.read_rows(run.metrics)), _training(report)),
         *([_masked_patches(run)] if is_pretraining else _classification(run, scores)),
         _section("Dataset", _dataset(data), _image(run.plots / "data.png", "Training images of each class")),
-        _section("Automatic choices", _table(("setting", "value", "reason"), _choices(report))),
-        _section("Environment", _table(("name", "value"), _environment(report["environment"]))),
-        _section(
-            "Reproduce", "<p>Run the same training on the same data:</p>", f"<pre>{_text(report['command'])}</pre>"
-        ),
+        _section("Automatic choices", _table(("setting", "value", "reason"), choices)),
+        _section("Environment", _table(("name", "value"), environment.items())),
+        _section("Reproduce", _paragraphs(["Run the same training on the same data:"]), f"<pre>{command}</pre>"),
     ]
     name = data["name"] if data["name"] == run.folder.name else f"{data['name']}: {run.folder.name}"
     return _PAGE.format(
@@ -76,18 +77,13 @@ def render_page(run: Run, report: Report) -> str:
 
 def _training(report: Report) -> str:
     steps = f"{format_count(report['steps'], 'step')} in {format_clock(report['train_seconds'])}."
+    origin = "the last step"
     if report.get("keep", "best") == "best":
-        steps += (
-            f" The model is from step {report['best_step']:,}, the end of the epoch with the best validation score."
-        )
-    else:
-        steps += " The model is from the last step."
-    lines = [steps]
+        origin = f"step {report['best_step']:,}, the end of the epoch with the best validation score"
+    lines = [f"{steps} The model is from {origin}."]
     if report.get("augmented"):
-        lines.append(
-            "The training loss can be above the validation loss: training images are augmented or mixed, or their "
-            "labels are smoothed."
-        )
+        reason = "training images are augmented or mixed, or their labels are smoothed"
+        lines.append(f"The training loss can be above the validation loss: {reason}.")
     if baseline := report.get("baseline"):
         lines.append(
             f"Baseline before training, on {format_count(baseline['images'], 'validation image')}: "
@@ -125,10 +121,9 @@ def _confusion(scores: Report) -> str:
 
 def _class_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = score_columns(rows)
-    cells = (
-        [row["class"], *(format_percent(row.get(name)) for name in columns), f"{row['images']:,}"]
-        for row in rows[:MAX_CLASS_ROWS]
-    )
+    cells = []
+    for row in rows[:MAX_CLASS_ROWS]:
+        cells.append([row["class"], *(format_percent(row.get(name)) for name in columns), f"{row['images']:,}"])
     titles = ("class", *(name.replace("_", " ") for name in columns), "images")
     hidden = len(rows) - MAX_CLASS_ROWS
     more = _paragraphs([f"{hidden:,} more classes in report.json."]) if hidden > 0 else ""
@@ -163,15 +158,6 @@ def _dataset(data: Report) -> str:
     if counts:
         summary = f"{len(data['classes'])} classes with {min(counts):,} to {max(counts):,} training images each."
     return _paragraphs([summary]) + _table(("split", "images", "source"), rows) + _paragraphs(data["notes"])
-
-
-def _choices(report: Report) -> list[tuple[str, str, str]]:
-    return [(choice["name"], choice["value"], choice["reason"]) for choice in report["choices"]]
-
-
-def _environment(environment: Report) -> list[tuple[str, str]]:
-    others = {name: value for name, value in environment.items() if name != "versions"}
-    return [(name, str(value)) for name, value in {**environment["versions"], **others}.items()]
 
 
 # ---- HTML ----

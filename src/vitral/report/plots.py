@@ -38,10 +38,7 @@ _STYLE: Any = {
 
 
 def draw_curves(losses: Sequence[Mapping[str, str]], epochs: Sequence[Mapping[str, str]]) -> str:
-    """Return a plot of the training and validation loss and, for a classifier, of the validation accuracy.
-
-    `losses` are the rows of losses.csv and `epochs` those of metrics.csv.
-    """
+    """Return a plot of the loss and, for a classifier, the accuracy, from the rows of losses.csv and metrics.csv."""
     accuracies = [100 * float(row["top1"]) for row in epochs]
     is_classifier = not (accuracies and all(map(isnan, accuracies)))
 

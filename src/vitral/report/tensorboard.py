@@ -16,10 +16,7 @@ from vitral.training.events import EpochEnded, Event, Finished, Started, Stepped
 
 
 def with_tensorboard(events: Iterable[Event]) -> Iterator[Event]:
-    """Return the same events and write their scores as curves to the run folder.
-
-    Raises MissingError at once, before any training, if tensorboard is not installed.
-    """
+    """Return the same events and write their scores as curves. Raise MissingError at once without tensorboard."""
     try:
         import tensorboard.summary.writer.event_file_writer  # noqa: F401
     except ImportError:
@@ -46,7 +43,7 @@ def _write_curves(events: Iterable[Event]) -> Iterator[Event]:
             yield event
     finally:
         if curves is not None:
-            curves.close()
+            curves.writer.close()
 
 
 def scalars_of(event: Event) -> dict[str, float]:
@@ -81,10 +78,6 @@ class Curves:
 
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         self._write(step, summary=Summary(value=values))
-
-    def close(self) -> None:
-        """Close the file."""
-        self.writer.close()
 
     def _write(self, step: int, **content: object) -> None:
         """Write to the file at once: a state saved later must not be ahead of the curves."""

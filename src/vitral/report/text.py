@@ -59,10 +59,7 @@ def format_accuracy(scores: Mapping[str, Any], name: str = "Accuracy") -> str:
 
 
 def summary_lines(scores: Mapping[str, Any]) -> list[str]:
-    """Return the scores of an evaluation as one sentence each, the main result first.
-
-    `scores` is `Evaluation.as_dict()`, which is also what report.json holds under `test`.
-    """
+    """Return the scores of `Evaluation.as_dict()`, or of `test` in report.json, as sentences, the main result first."""
     lines = [*_feature_lines(scores), *_classifier_lines(scores), *_calibration_lines(scores)]
     if split := scores.get("split"):
         lines.insert(1, f"Evaluated on: {split}")

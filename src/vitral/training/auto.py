@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from vitral.data.dataset import DatasetIndex, Item, class_counts, natural_channels
 from vitral.data.decode import Header
@@ -15,9 +15,9 @@ from vitral.devices import choose_device, choose_precision
 from vitral.errors import ConfigError
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
-from vitral.preprocess import Preprocess
 from vitral.training.config import ResolvedConfig, TrainConfig, as_resolved
 from vitral.training.events import Chosen
+from vitral.weights.dialects.plan import ModelSpec
 
 HEADERS_SAMPLED = 50
 """Images whose headers are read to learn their size and channels."""
@@ -35,15 +35,6 @@ _LEARNING_RATES = {  # optimizer: from scratch, all weights of a checkpoint, a f
 }
 
 
-class Pretrained(Protocol):
-    """The facts about a checkpoint that choices depend on; its weights are not needed."""
-
-    @property
-    def config(self) -> ViTConfig | BiTConfig: ...
-    @property
-    def preprocess(self) -> Preprocess: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """What the choices depend on, besides the settings."""
@@ -52,7 +43,7 @@ class Facts:
     train: Sequence[Item]
     headers: Sequence[Header]
     """Headers of some of the training images."""
-    pretrained: Pretrained | None
+    pretrained: ModelSpec | None
     """The checkpoint to start from, or the network that the caller built."""
 
     @property

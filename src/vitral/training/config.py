@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from vitral.data.augment import Augment
 from vitral.devices import normalize_device
-from vitral.errors import ConfigError, check_number
+from vitral.errors import ConfigError, check_int, check_number
 from vitral.preprocess import Resize
 
 Auto = Literal["auto"]
@@ -303,7 +303,7 @@ BOUNDS: dict[str, dict[str, float]] = {
     "workers": {"minimum": 0, "maximum": 1024},
     "patience": {"minimum": 0, "maximum": MAX_COUNT},
     "save_seconds": {"minimum": 0, "maximum": 1e9},
-    "max_bad_fraction": {"minimum": 0, "maximum": 1},
+    "max_bad_fraction": {"minimum": 0, "maximum": 1.0},
 }
 
 
@@ -315,7 +315,15 @@ def _check_numbers(config: TrainConfig) -> None:
         numbers = cast("tuple[Any, ...]", value if isinstance(value, tuple) else (value,))
         for number in numbers:
             if number is not None and not isinstance(number, str):
-                check_number(name, number, **bounds)
+                _check_bounds(name, number, bounds)
+
+
+def _check_bounds(name: str, number: object, bounds: Mapping[str, float]) -> None:
+    minimum, maximum = bounds.get("minimum"), bounds.get("maximum")
+    if isinstance(number, int) and isinstance(minimum, int) and isinstance(maximum, int):
+        check_int(name, number, minimum=minimum, maximum=maximum)
+    else:
+        check_number(name, number, **bounds)
 
 
 def _check_texts(config: TrainConfig) -> None:

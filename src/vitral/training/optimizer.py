@@ -99,12 +99,20 @@ class Optimizer:
         return state
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore moments and counters. ConfigError if they are not those of this optimizer."""
         for number, optimizer in enumerate(self.optimizers):
+            keys = (
+                {"exp_avg", "exp_avg_sq", "step"} if isinstance(optimizer, torch.optim.AdamW) else {"momentum_buffer"}
+            )
             for name, parameter in _named_parameters(optimizer):
                 prefix = f"{number}/{name}/"
                 values = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+                if values and values.keys() != keys:
+                    shown = f"it has {', '.join(sorted(values))} (expected {', '.join(sorted(keys))})"
+                    raise ConfigError(f"The saved optimizer does not fit {name}: {shown}.")
                 for key, value in values.items():  # counters too: fused kernels read them on the device of the weights
-                    if value.ndim and (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
+                    is_counter = key == "step" and not value.ndim
+                    if not is_counter and (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
                         shown = f"{key} has {value.dtype} and shape {tuple(value.shape)}"
                         raise ConfigError(f"The saved optimizer does not fit {name}: {shown}.")
                     optimizer.state[parameter][key] = value.to(parameter.device, copy=True)

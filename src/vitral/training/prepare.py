@@ -18,11 +18,11 @@ from vitral.errors import ConfigError, DataError, WeightsError
 from vitral.files import sha256_of
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import Stem
-from vitral.model.network import Config, Network, build
+from vitral.model.network import Network, build
 from vitral.model.sizes import canonical_name, named_config
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
-from vitral.training.auto import HEADERS_SAMPLED, Facts, Pretrained, resolve
+from vitral.training.auto import HEADERS_SAMPLED, Facts, resolve
 from vitral.training.config import CUSTOM_MODEL, ResolvedConfig, TrainConfig
 from vitral.training.events import Chosen, Event, Warned
 from vitral.training.job import Job, ModelWriter
@@ -35,6 +35,7 @@ from vitral.training.tasks.masked_patches import MaskedPatchPrediction
 from vitral.weights.checkpoint import default_preprocess
 from vitral.weights.checksum import verify_checksum
 from vitral.weights.dialects.metadata import stem_from_dict
+from vitral.weights.dialects.plan import ModelSpec
 from vitral.weights.formats.opening import open_tensors
 from vitral.weights.hub import locate
 from vitral.weights.load import load, peek
@@ -160,26 +161,11 @@ def gather_facts(request: Request, dataset: DatasetIndex, splits: Splits) -> Fac
         verify_checksum(config.from_weights)
         pretrained = peek(config.from_weights)
     elif request.network is not None:
-        pretrained = _OwnNetwork(request.network)
+        pretrained = ModelSpec(config=request.network.config, preprocess=default_preprocess(request.network))
     headers = request.headers
     if headers is None:
         headers = sample_headers(dataset.splits.get("train", ()), HEADERS_SAMPLED)
     return Facts(dataset=dataset, train=splits.train, headers=headers, pretrained=pretrained)
-
-
-class _OwnNetwork(Pretrained):
-    """A network of the caller's own, seen as a checkpoint."""
-
-    def __init__(self, network: Network):
-        self._network = network
-
-    @property
-    def config(self) -> Config:
-        return self._network.config
-
-    @property
-    def preprocess(self) -> Preprocess:
-        return default_preprocess(self._network)
 
 
 def build_loaders(

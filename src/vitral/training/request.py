@@ -1,7 +1,7 @@
 """From arguments to a `Request`: defaults < recipe < config file < arguments. Also reopens the settings of a run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ def _is_bit(model: str) -> bool:
 
 def _is_vit_field(name: str) -> bool:
     section, _, field = name.partition(".")
-    return section == "network" and field not in BiTConfig.__dataclass_fields__
+    return section == "network" and field not in {item.name for item in fields(BiTConfig)}
 
 
 def add_layer(config: TrainConfig, settings: Mapping[str, Any], origin: str) -> TrainConfig:

@@ -135,7 +135,7 @@ def _parse(value: Any, kind: Any) -> Any:
 
 def _parse_number(value: Any, kind: type[int] | type[float]) -> Any:
     try:
-        if kind is int and isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,40}", value):
+        if kind is int and (isinstance(value, int) or re.fullmatch(r"[+-]?[0-9]{1,40}", str(value))):
             return int(value)  # exact, also beyond 2**53
         number = float(value)
         return _MISMATCH if kind is int and number != int(number) else kind(number)

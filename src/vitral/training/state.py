@@ -195,8 +195,9 @@ def check_fits(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], fo
     hint = "Restore config.toml, or start another run."
     for name, tensor in expected.items():
         saved, shown = tensors.get(name), name.partition(":")[2]
-        if saved is None or saved.shape != tensor.shape:
-            shape = "is missing" if saved is None else f"has shape {tuple(saved.shape)}"
+        if saved is None or (saved.shape, saved.dtype) != (tensor.shape, tensor.dtype):
+            dtype = "" if saved is None or saved.dtype == tensor.dtype else f"{saved.dtype} and "
+            shape = "is missing" if saved is None else f"has {dtype}shape {tuple(saved.shape)}"
             raise ConfigError(
                 f"The state in {folder} does not fit config.toml: {shown} {shape} (expected {tuple(tensor.shape)}).",
                 hint=hint,

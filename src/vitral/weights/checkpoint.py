@@ -1,6 +1,5 @@
 """Checkpoint: a model with its preprocessing, its labels and the report of how it was loaded."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -42,17 +41,12 @@ class LoadReport:
         return asdict(self)
 
     def __str__(self) -> str:
-        lists: Mapping[str, dict[str, str]] = {
-            "renamed": self.renamed,
-            "resized": self.resized,
-            "initialized": self.initialized,
-            "ignored": self.ignored,
-        }
+        listed = {"resized": self.resized, "initialized": self.initialized, "ignored": self.ignored}
         counts = [f"{len(self.unchanged)} unchanged"]
-        counts += [f"{len(entries)} {name}" for name, entries in lists.items() if entries]
+        counts += [f"{len(entries)} {name}" for name, entries in {"renamed": self.renamed, **listed}.items() if entries]
         lines = [f"{self.source}: {self.dialect} ({self.format}), {', '.join(counts)}"]
-        for name in ("resized", "initialized", "ignored"):
-            lines += [f"  {name} {tensor}: {reason}" for tensor, reason in lists[name].items()]
+        for name, entries in listed.items():
+            lines += [f"  {name} {tensor}: {reason}" for tensor, reason in entries.items()]
         lines += [f"  assumed {sentence}" for sentence in self.assumed]
         lines += [f"  warning: {sentence}" for sentence in self.warnings]
         return "\n".join(lines)

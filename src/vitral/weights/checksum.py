@@ -5,6 +5,7 @@ vitral's cache folder, so that only the first prediction with a file pays for it
 """
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 
 from vitral.errors import WeightsError
@@ -33,7 +34,9 @@ def verify_file(file: TensorFile, *, once: bool = False) -> None:
             hint="Copy or download it again.",
         )
     if marker is not None:
-        _remember(marker)
+        with suppress(OSError):  # a cache that cannot be written only costs time
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
 
 
 def _marker(path: Path) -> Path | None:
@@ -45,12 +48,3 @@ def _marker(path: Path) -> Path | None:
         return cache_folder() / "verified" / key.hexdigest()
     except (OSError, RuntimeError):
         return None
-
-
-def _remember(marker: Path) -> None:
-    """Create a cache entry. A cache that cannot be written only costs time."""
-    try:
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.touch()
-    except OSError:
-        return

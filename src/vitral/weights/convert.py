@@ -5,7 +5,7 @@ The file is written to a temporary folder, loaded again, run, compared, and kept
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vitral.errors import ConfigError, VitralError, WeightsError, short_repr
-from vitral.files import atomic_path
+from vitral.files import atomic_path, write_error
 from vitral.model.network import Network, build
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import Checkpoint, LoadReport
@@ -49,18 +49,9 @@ class Conversion:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the conversion as plain JSON values."""
-        return {
-            "source": self.source,
-            "from": self.source_dialect,
-            "target": str(self.target),
-            "to": self.dialect,
-            "difference": self.difference,
-            "constants": self.constants,
-            "rounding": self.rounding,
-            "images": self.images,
-            "notes": list(self.notes),
-            "report": self.report.as_dict(),
-        }
+        keys = {"source_dialect": "from", "dialect": "to"}
+        values = asdict(self) | {"target": str(self.target), "notes": list(self.notes)}
+        return {keys.get(name, name): value for name, value in values.items()}
 
 
 def convert(
@@ -112,7 +103,7 @@ def write_and_compare(checkpoint: Checkpoint, target: Path, dialect: str) -> tup
         final.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".convert-", dir=final.parent, ignore_cleanup_errors=True) as folder:
             temporary = Path(folder) / final.name
-            saved = write_checkpoint(checkpoint, temporary, dialect=dialect)
+            saved = _write_to(checkpoint, temporary, dialect, target)
             written = load(temporary, **saved.load_options).model
             difference = compare(checkpoint.model, written)
             if not difference <= TOLERANCE:
@@ -124,8 +115,18 @@ def write_and_compare(checkpoint: Checkpoint, target: Path, dialect: str) -> tup
                 difference = compare(checkpoint.model, with_constants(written, saved.constants))
             move_into_place(temporary, final)
     except OSError as error:
-        raise WeightsError(f"Cannot write {target}: {error.strerror or error}.") from error
+        raise write_error(target, error, WeightsError) from error
     return saved, difference
+
+
+def _write_to(checkpoint: Checkpoint, temporary: Path, dialect: str, target: Path) -> SaveReport:
+    """Write the checkpoint; an error of the disk names the target instead of the temporary file."""
+    try:
+        return write_checkpoint(checkpoint, temporary, dialect=dialect)
+    except WeightsError as error:
+        if isinstance(error.__cause__, Exception) and temporary.parent.name in error.message:
+            raise write_error(target, error.__cause__, WeightsError) from error
+        raise
 
 
 def round_weights(model: Network, precision: str) -> float:
@@ -152,10 +153,8 @@ def compare(first: Network, second: Network) -> float:
     images = torch.randn(_IMAGES, config.channels, *config.image_hw, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         outputs = [(model(images), model.features(images).pooled) for model in (first.float(), second.float())]
-        differences = [
-            (a - b).abs().max().item() / max(1.0, a.abs().max().item()) for a, b in zip(*outputs, strict=True)
-        ]
-    return max(differences)
+        pairs = zip(*outputs, strict=True)
+        return max((a - b).abs().max().item() / max(1.0, a.abs().max().item()) for a, b in pairs)
 
 
 def move_into_place(temporary: Path, target: Path) -> None:

@@ -75,9 +75,3 @@ def describe(source: str | Path, **config_overrides: Any) -> Description:
         labels=checkpoint.labels,
         report=checkpoint.report,
     )
-
-
-def source_sha256(source: str | Path) -> str | None:
-    """Return the SHA-256 of a checkpoint's file; None for a checkpoint in several files."""
-    path = open_tensors(locate(source)).path
-    return sha256_of(path) if path is not None and path.is_file() else None

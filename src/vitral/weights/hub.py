@@ -24,12 +24,8 @@ from vitral.errors import (
 from vitral.model.sizes import canonical_name
 from vitral.weights.shipped import SHIPPED, shipped_weights
 
-RepositoryType = Literal["model", "dataset"]
 _SIDECARS = ("config.json", "preprocessor_config.json")
 _CHECKPOINTS = ("model.safetensors", "pytorch_model.bin")
-
-
-# ---- the hub client ----
 
 
 class HubUnreachableError(Exception):
@@ -44,24 +40,18 @@ class Repository:
     """owner/name."""
     revision: str | None = None
     """A branch, tag or commit; None for the default branch."""
-    kind: RepositoryType = "model"
+    kind: Literal["model", "dataset"] = "model"
 
     def error(self, message: str, hint: str | None = None) -> VitralError:
         """Return the error of this kind of repository."""
         return (WeightsError if self.kind == "model" else DataError)(message, hint=hint)
 
-    def check_installed(self) -> None:
-        """Raise MissingError without huggingface_hub."""
-        try:
-            import huggingface_hub  # noqa: F401
-        except ImportError:
-            raise missing_package("huggingface_hub", "hub", f"hf:{self.name}") from None
-
     def list_files(self) -> dict[str, int]:
         """Return name and size of every file; raise HubUnreachableError without a connection."""
-        self.check_installed()
-        from huggingface_hub import HfApi, errors
-
+        try:
+            from huggingface_hub import HfApi, errors
+        except ImportError:
+            raise missing_package("huggingface_hub", "hub", f"hf:{self.name}") from None
         try:
             info = HfApi().repo_info(self.name, revision=self.revision, repo_type=self.kind, files_metadata=True)
         except errors.RevisionNotFoundError as error:
@@ -77,7 +67,6 @@ class Repository:
 
     def download(self, files: dict[str, int]) -> dict[str, Path]:
         """Download the files that are not in the cache, and return the local path of each."""
-        self.check_installed()
         from huggingface_hub import constants, errors, hf_hub_download, try_to_load_from_cache
 
         cached = {file: try_to_load_from_cache(self.name, file, None, self.revision, self.kind) for file in files}
@@ -99,15 +88,12 @@ class Repository:
 
     def cached_folder(self, reason: HubUnreachableError) -> Path:
         """Return the folder of this repository in the cache, or raise an error with the reason for needing it."""
-        from huggingface_hub import constants, snapshot_download
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.constants import HF_HUB_CACHE
 
         try:
             folder = snapshot_download(
-                self.name,
-                repo_type=self.kind,
-                revision=self.revision,
-                local_files_only=True,
-                cache_dir=constants.HF_HUB_CACHE,
+                self.name, repo_type=self.kind, revision=self.revision, local_files_only=True, cache_dir=HF_HUB_CACHE
             )
         except Exception:  # the hub raises several types for a repository that is not in the cache
             raise self.error(
@@ -115,9 +101,6 @@ class Repository:
                 hint="Connect and try again, or pass a local path.",
             ) from reason
         return Path(folder)
-
-
-# ---- models ----
 
 
 def locate(source: str | Path) -> Path:
@@ -163,7 +146,8 @@ def fetch(address: str) -> Path:
         files = choose_files(address, repository.list_files())
     except HubUnreachableError as error:
         return _checkpoint_in(repository.cached_folder(error))
-    return _folder_or_file(next(iter(repository.download(files).values())))
+    file = next(iter(repository.download(files).values()))
+    return file.parent if _is_standard(file.name) else file  # the folder contains the JSON files, too
 
 
 def choose_files(address: str, files: dict[str, int]) -> dict[str, int]:
@@ -194,12 +178,9 @@ def _only_checkpoint(files: Iterable[str]) -> str | None:
 def _checkpoint_in(folder: Path) -> Path:
     """Return the checkpoint in a folder of the cache, or the folder itself."""
     names = [path.name for path in folder.iterdir()]
-    if any(name.removesuffix(".index.json") in _CHECKPOINTS for name in names):
-        return folder
-    only = _only_checkpoint(names)
+    only = None if any(map(_is_standard, names)) else _only_checkpoint(names)
     return folder if only is None else folder / only
 
 
-def _folder_or_file(file: Path) -> Path:
-    """Return the folder of a checkpoint with a standard name, which contains its JSON files, or else the file."""
-    return file.parent if file.name.removesuffix(".index.json") in _CHECKPOINTS else file
+def _is_standard(name: str) -> bool:
+    return name.removesuffix(".index.json") in _CHECKPOINTS

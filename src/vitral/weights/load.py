@@ -7,7 +7,6 @@ The model is built on the meta device and receives each tensor as it is read, so
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,7 +86,7 @@ def load_plan(
     resolved = resolve_preprocess(plan, config, preprocess)
     check_size(config, resolved, ConfigError)
     report = builder.build(source)
-    changed = {*overrides, *(("preprocess",) if preprocess is not None else ())}
+    changed = {*overrides} if preprocess is None else {*overrides, "preprocess"}
     report = replace(
         report,
         assumed=tuple(sentence for field, sentence in spec.assumed.items() if field not in changed),
@@ -110,9 +109,19 @@ def check_size(config: Config, preprocess: Preprocess, error: type[VitralError],
         if max(height, width) > MAX_SIDE or height * width > MAX_PIXELS:
             limit = f"at most {MAX_SIDE:,} pixels per side and {MAX_PIXELS:,} in all"
             raise error(f"{prefix}The image size {height} x {width} is too large (expected {limit}).")
-    if isinstance(config, ViTConfig) and prod(config.table_grid) > MAX_PATCHES:
-        rows, columns = config.table_grid
-        raise error(f"{prefix}The grid of {rows} x {columns} patches is too large (expected at most {MAX_PATCHES:,}).")
+    for rows, columns in _patch_grids(config, preprocess) if isinstance(config, ViTConfig) else ():
+        if rows * columns > MAX_PATCHES:
+            limit = f"at most {MAX_PATCHES:,}"
+            raise error(f"{prefix}The grid of {rows} x {columns} patches is too large (expected {limit}).")
+
+
+def _patch_grids(config: ViTConfig, preprocess: Preprocess) -> Iterator[tuple[int, int]]:
+    """Yield the grid of the position table and the grids of the image sizes."""
+    yield config.table_grid
+    patch_height, patch_width = config.patch_hw
+    for size in (config.image_hw, preprocess.size):
+        height, width = config.feature_map(*size)
+        yield height // patch_height, width // patch_width
 
 
 def resolve_config(config: Config, overrides: Overrides) -> Config:
@@ -142,7 +151,5 @@ def resolve_preprocess(plan: LoadPlan, config: Config, changes: Preprocess | Map
 def changed_normalization(before: Preprocess, after: Preprocess) -> Iterator[str]:
     """Yield a warning if mean or std differ from the file's."""
     if after.channels == before.channels and (after.mean, after.std) != (before.mean, before.std):
-        yield (
-            f"The normalization was changed from mean {before.mean}, std {before.std} to mean {after.mean}, "
-            f"std {after.std}."
-        )
+        old, new = (f"mean {preprocess.mean}, std {preprocess.std}" for preprocess in (before, after))
+        yield f"The normalization was changed from {old} to {new}."

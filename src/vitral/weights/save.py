@@ -22,13 +22,11 @@ from vitral.weights.dialects.content import Content
 from vitral.weights.dialects.plan import ModelSpec
 from vitral.weights.formats.opening import open_tensors
 from vitral.weights.formats.tensor_file import is_file_name
-from vitral.weights.state_dict import build_on_meta
+from vitral.weights.state_dict import build_on_meta, shapes_of
 
 _SUFFIXES = {
     "native": (".safetensors",),
-    "google": (".npz",),
-    "big_vision": (".npz",),
-    "bit": (".npz",),
+    **dict.fromkeys(("google", "big_vision", "bit"), (".npz",)),
     "torchvision": (".safetensors", ".pth", ".pt"),
 }
 # Fields that do not change what a loaded model computes: rates and initial values, and the grid of other sizes.
@@ -93,9 +91,8 @@ def write_checkpoint(checkpoint: Checkpoint, path: str | Path, *, dialect: str) 
     )
     notes = WRITERS[dialect].write(content, target)
     options, lost = find_losses(content, target)
-    constants = {
-        name: value for name, value in CONSTANTS.get(dialect, {}).items() if getattr(model.config, name) != value
-    }
+    fixed = CONSTANTS.get(dialect, {})
+    constants = {name: value for name, value in fixed.items() if getattr(model.config, name) != value}
     notes += [f"The file cannot store {name}={value!r}: pass it to vitral.load." for name, value in options.items()]
     notes += [f"The file does not contain the {item}: the {dialect} dialect cannot store it." for item in lost]
     notes += [f"The file does not contain the forward hooks of {hooked}."] if hooked else []
@@ -113,23 +110,16 @@ def as_checkpoint(
     model: Checkpoint | Network, preprocess: Preprocess | None = None, labels: Sequence[str] | None = None
 ) -> Checkpoint:
     """Return a Checkpoint of a model, with other preprocessing or labels if they are passed."""
+    network = unwrap_compiled(model.model if isinstance(model, Checkpoint) else model)
+    if not isinstance(network, Network):
+        raise ConfigError(f"Expected a ViT or a BiT, or a Checkpoint of one (got {type(network).__name__}).")
     if isinstance(model, Checkpoint):
-        checkpoint = replace(model, model=unwrap_compiled(model.model))
-    elif isinstance(network := unwrap_compiled(model), Network):
-        preprocess = default_preprocess(network) if preprocess is None else preprocess
-        checkpoint = Checkpoint(model=network, preprocess=preprocess)
+        checkpoint = replace(model, model=network)
     else:
-        raise ConfigError(f"Expected a Checkpoint, a ViT or a BiT (got {type(model).__name__}).")
-    if not isinstance(checkpoint.model, Network):
-        raise ConfigError(
-            f"The model of the Checkpoint must be a ViT or a BiT (got {type(checkpoint.model).__name__})."
-        )
+        checkpoint = Checkpoint(model=network, preprocess=default_preprocess(network))
     if preprocess is not None:
         checkpoint = replace(checkpoint, preprocess=preprocess)
     return checkpoint if labels is None else replace(checkpoint, labels=labels)  # type: ignore[arg-type]
-
-
-# ---- the model ----
 
 
 def unwrap_compiled(model: object) -> object:
@@ -139,12 +129,11 @@ def unwrap_compiled(model: object) -> object:
 
 def plain_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return all modules by name, without the wrappers of torch.compile and the insides of parametrizations."""
-    modules = {
+    return {
         _plain_name(name): module
         for name, module in model.named_modules()
         if "_orig_mod" not in module._modules and "parametrizations" not in name.split(".")
     }
-    return modules
 
 
 def _plain_name(name: str) -> str:
@@ -187,7 +176,7 @@ def check_state(model: Network, state: dict[str, Tensor]) -> None:
     """Raise WeightsError unless the tensors match the config and are finite."""
     if any(tensor.is_meta for tensor in state.values()):
         raise WeightsError("The model is on the meta device, so it has no weights to save.")
-    expected = {name: tuple(tensor.shape) for name, tensor in build_on_meta(model.config).state_dict().items()}
+    expected = shapes_of(build_on_meta(model.config))
     for name in expected.keys() | state.keys():
         shape = tuple(state[name].shape) if name in state else None
         if shape != expected.get(name):
@@ -210,9 +199,6 @@ def position_table(model: Network) -> Tensor | None:
     like = next(iter(model.state_dict().values())).new_empty(0)
     with torch.no_grad():
         return torch.cat([positions.class_rows(like), positions.patch_rows(like)])  # type: ignore[operator]
-
-
-# ---- the file ----
 
 
 def check_target(path: Path, dialect: str) -> None:
@@ -239,9 +225,11 @@ def find_losses(content: Content, path: Path) -> tuple[dict[str, Any], list[str]
         is_same = spec.config.image_hw == config.image_hw
         return {} if is_same else {"image_size": config.image_hw}, list(_lost_content(spec, content))
     spec, options = _read_back(config, path)
-    for name in (entry.name for entry in fields(ViTConfig)):
-        ours, theirs = _comparable(config, name), _comparable(spec.vit, name)
-        if name not in (*_TRAINING_FIELDS, "position_grid") and ours != theirs and not _is_baked(name, config):
+    skipped = {*_TRAINING_FIELDS, "position_grid"}
+    if config.position in ("none", "learned-2d", "sincos-2d"):
+        skipped.add("position")  # written as the table that they amount to
+    for name in (entry.name for entry in fields(ViTConfig) if entry.name not in skipped):
+        if (ours := _comparable(config, name)) != _comparable(spec.vit, name):
             options[name] = ours
     return options, list(_lost_content(spec, content))
 
@@ -270,8 +258,3 @@ def _comparable(config: ViTConfig, name: str) -> object:
     """Return a field in one spelling."""
     pairs = {"class_token": config.has_class_token, "image_size": config.image_hw, "patch_size": config.patch_hw}
     return pairs.get(name, getattr(config, name))
-
-
-def _is_baked(name: str, config: ViTConfig) -> bool:
-    """Return whether the positions were written as the table that they amount to."""
-    return name == "position" and config.position in ("none", "learned-2d", "sincos-2d")

@@ -43,10 +43,7 @@ class StateDictBuilder:
         is_same = plan.spec.config == model.config
         self.file_shapes = self.model_shapes if is_same else shapes_of(build_on_meta(plan.spec.config))
         """Shapes of the network that the file contains."""
-        if "num_classes" in overrides:
-            self.model_shapes = {
-                name: shape for name, shape in self.model_shapes.items() if not name.startswith("head.")
-            }
+        self.model_shapes = {name: shape for name, shape in self.model_shapes.items() if not self.replaces(name)}
         self.state: dict[str, Tensor] = {}
         self.unchanged: list[str] = []
         self.renamed: dict[str, str] = {}
@@ -69,9 +66,8 @@ class StateDictBuilder:
         }
         if any(problems.values()):
             listed = "; ".join(f"{problem}: {_few(names)}" for problem, names in problems.items() if names)
-            raise WeightsError(
-                f"{plan.file.name} looks like a {plan.dialect} checkpoint, but does not match. {listed}."
-            )
+            looks = f"{plan.file.name} looks like a {plan.dialect} checkpoint"
+            raise WeightsError(f"{looks}, but does not match. {listed}.")
 
     def build(self, source: str) -> LoadReport:
         """Fill the model and return the report."""
@@ -158,12 +154,9 @@ class StateDictBuilder:
         """Allocate and initialize the tensors that the file does not have and the caller's changes need."""
         for name in self.model.state_dict():
             if name not in self.state:
-                replaced = name.startswith("head.") and "num_classes" in self.overrides
-                self.initialized[name] = (
-                    f"new head: num_classes={self.overrides['num_classes']}"
-                    if replaced
-                    else (f"new with {self.changes()}")
-                )
+                is_head = self.replaces(name)
+                reason = f"head: num_classes={self.overrides['num_classes']}" if is_head else f"with {self.changes()}"
+                self.initialized[name] = f"new {reason}"
         modules = {name.rpartition(".")[0] for name in self.initialized if name not in self.state}
         dtypes = {tensor.dtype for tensor in self.state.values() if tensor.is_floating_point()}
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
@@ -176,9 +169,13 @@ class StateDictBuilder:
             for parameter in module.parameters(recurse=False):
                 parameter.data = parameter.data.to(dtype)
 
+    def replaces(self, name: str) -> bool:
+        """Return whether the caller replaces this tensor with that of a new head."""
+        return name.startswith("head.") and "num_classes" in self.overrides
+
     def reason_ignored(self, ours: str) -> str:
         """Return why the model does not take a tensor of the file."""
-        if ours.startswith("head.") and "num_classes" in self.overrides:
+        if self.replaces(ours):
             return f"num_classes={self.overrides['num_classes']} replaces the head"
         return f"not part of the network with {self.changes()}"
 

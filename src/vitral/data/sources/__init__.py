@@ -17,10 +17,7 @@ from vitral.errors import DataError
 
 
 def open_dataset(data: str | Path, *, labeled: bool = True) -> DatasetIndex:
-    """Return the index of a dataset, or raise DataError.
-
-    With `labeled=False`, labels are ignored and the index has no classes.
-    """
+    """Return the index of a dataset, or raise DataError. `labeled=False` ignores labels: there are no classes then."""
     index = _open(str(data), labeled)
     if labeled:
         return index

@@ -38,7 +38,7 @@ class Ignored:
 def open_folder(folder: Path) -> DatasetIndex:
     """Return the index of a folder of class folders, or of split folders with class folders in them."""
     homes = find_split_folders(folder) or {folder: "train"}
-    entries = [(split, name, entry) for home, split in homes.items() for name, entry in class_folders(home)]
+    entries = [(split, _class_name(entry), entry) for home, split in homes.items() for entry in subfolders(home)]
     ownership = ClassFolders((name, entry) for _, name, entry in entries)
     ignored = Ignored()
     paths: dict[str, dict[str, list[Path]]] = {}
@@ -84,12 +84,8 @@ def open_unlabeled_folder(folder: Path) -> DatasetIndex:
     if not any(splits.values()):
         others = f", but {ignored.summary()}" if ignored.suffixes else ""
         raise DataError(f"{folder} has no images{others}.", hint=SUFFIX_HINT)
-    return DatasetIndex(
-        name=as_text(folder.resolve().name),
-        classes=(),
-        splits={split: tuple(items) for split, items in splits.items()},
-        notes=tuple(ignored.notes()),
-    )
+    frozen = {split: tuple(items) for split, items in splits.items()}
+    return DatasetIndex(name=as_text(folder.resolve().name), classes=(), splits=frozen, notes=tuple(ignored.notes()))
 
 
 def find_split_folders(folder: Path) -> dict[Path, str]:
@@ -97,20 +93,25 @@ def find_split_folders(folder: Path) -> dict[Path, str]:
 
     A class may happen to be called "train" or "test": a folder of that name among others, with no folders in it.
     """
-    folders = [entry for entry in list_folder(folder) if _is_folder(entry)]
+    folders = subfolders(folder)
     splits = {entry: SPLIT_NAMES[entry.name.lower()] for entry in folders if entry.name.lower() in SPLIT_NAMES}
     if len(folders) == len(splits):
         return splits
-    contain_folders = any(_is_folder(inner) for home in splits for inner in list_folder(home))
+    contain_folders = any(map(subfolders, splits))
     are_several = len(set(splits.values())) > 1
     return splits if "train" in splits.values() and (contain_folders or are_several) else {}
 
 
-def class_folders(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the name and the folder of each class; folders inside a class folder belong to the class."""
-    for entry in list_folder(folder):
-        if _is_folder(entry):
-            yield unicodedata.normalize("NFC", as_text(entry.name)), entry
+def _class_name(folder: Path) -> str:
+    return unicodedata.normalize("NFC", as_text(folder.name))
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """Return the folders in a folder that are not hidden, sorted, or raise DataError if that cannot be determined."""
+    try:
+        return [entry for entry in list_folder(folder) if not entry.name.startswith(".") and entry.is_dir()]
+    except OSError as error:  # no permission to look
+        _refuse_unlisted(error)
 
 
 def list_folder(folder: Path) -> list[Path]:
@@ -194,13 +195,6 @@ def _loose_images(homes: Iterable[Path], folder: Path) -> list[str]:
 
 def _is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES) and not name.startswith(".")
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return not path.name.startswith(".") and path.is_dir()
-    except OSError as error:  # no permission to look
-        _refuse_unlisted(error)
 
 
 def _key(path: Path, folder: Path) -> str:

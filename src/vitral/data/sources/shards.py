@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 from vitral.data.dataset import NO_LABEL, DatasetIndex, Item, TarSource, split_from_name, summarize_reasons
 from vitral.data.headers import SUFFIXES
@@ -26,8 +27,7 @@ Label = str | int | tuple[int, ...]
 _CLASSES_HINT = "Write one class name per line, for the indices 0, 1, 2, ..."
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """An image of a shard with its label as written."""
 
     key: str
@@ -109,9 +109,6 @@ def _find_splits(paths: list[Path], folder: Path | None, notes: list[str]) -> di
     return {path: split or "train" for path, split in names.items()}
 
 
-# ---- classes ----
-
-
 def _check_one_kind(home: Path, samples: Iterable[Sample]) -> None:
     """Raise DataError if some labels are names and others are indices: 0 could be either."""
     examples: dict[bool, Sample] = {}
@@ -153,9 +150,6 @@ def _read_classes(listed: Path) -> tuple[str, ...]:
     if repeated := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(f"{listed} repeats a class: {', '.join(repeated[:5])}.", hint=_CLASSES_HINT)
     return tuple(names)
-
-
-# ---- one shard ----
 
 
 @dataclass

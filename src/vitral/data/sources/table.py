@@ -102,23 +102,20 @@ def _parse_split(split: object, name: str, key: str) -> str:
     return SPLIT_NAMES[word.lower()]
 
 
-def _find_column(
-    columns: Sequence[str], names: Sequence[str], what: str, path: Path, needed: bool = True
-) -> str | None:
+def _find_column(columns: Sequence[str], names: Sequence[str], what: str, path: Path) -> str:
     matches = [column for column in columns if column.strip().lower() in names]
-    if len(matches) == 1 or (matches and not needed):
-        return matches[0]
     if len(matches) > 1:
         raise DataError(f"{path} has several columns of {what}: {', '.join(matches)}.", hint="Keep one of them.")
-    if needed:
+    if not matches:
         raise DataError(
             f"{path} has no column of {what} (got {', '.join(columns[:12]) or 'no columns'}).",
             hint=f"Name it one of {', '.join(names)}.",
         )
-    return None
+    return matches[0]
 
 
-# ---- CSV ----
+def _find_split_column(columns: Sequence[str]) -> str | None:
+    return next((column for column in columns if column.strip().lower() in _SPLIT_COLUMNS), None)
 
 
 def _read_csv(path: Path, labeled: bool) -> tuple[list[Row], list[str]]:
@@ -132,8 +129,7 @@ def _read_csv(path: Path, labeled: bool) -> tuple[list[Row], list[str]]:
     columns = [column for column in _columns(reader, path) if column]
     image = _find_column(columns, _IMAGE_COLUMNS, "images", path)
     label = _find_column(columns, _LABEL_COLUMNS, "labels", path) if labeled else None
-    split = _find_column(columns, _SPLIT_COLUMNS, "splits", path, needed=False)
-    assert image is not None
+    split = _find_split_column(columns)
     rows: list[Row] = []
     for number, cells in _lines(reader, path, [column for column in (image, label, split) if column]):
         name, value = cells[image], cells[label] if label else NO_LABEL
@@ -176,9 +172,6 @@ def _split_labels(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
     return [(key, source, values, split) for (key, source, _, split), values in zip(rows, lists, strict=True)], notes
 
 
-# ---- Parquet ----
-
-
 def read_parquet(
     path: Path, split: str, key: str | None = None, *, labeled: bool = True
 ) -> tuple[list[Row], list[str] | None]:
@@ -193,8 +186,7 @@ def read_parquet(
         raise DataError(f"{path} has several columns of images: {', '.join(embedded)}.", hint="Keep one of them.")
     image = embedded[0] if embedded else _find_column(schema.names, _IMAGE_COLUMNS, "images", path)
     label = _find_column(schema.names, _LABEL_COLUMNS, "labels", path) if labeled else None
-    split_column = _find_column(schema.names, _SPLIT_COLUMNS, "splits", path, needed=False)
-    assert image is not None
+    split_column = _find_split_column(schema.names)
     is_text = str(schema.field(image).type) in ("string", "large_string")
     columns = [name for name in (label, split_column, image if is_text else None) if name]
     try:
@@ -228,7 +220,6 @@ def _class_names(schema: Any, label: str) -> list[str] | None:
     """Return the names of numbered classes, which Hugging Face writes into the table's metadata."""
     try:
         metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        names = metadata["info"]["features"][label]["names"]
-        return [as_text(str(name)) for name in names]
+        return [as_text(str(name)) for name in metadata["info"]["features"][label]["names"]]
     except (ValueError, KeyError, TypeError):
         return None

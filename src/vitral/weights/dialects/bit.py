@@ -53,9 +53,6 @@ def write(content: Content, path: Path) -> list[str]:
     return []
 
 
-# ---- Google's names ----
-
-
 def infer_google(file: TensorFile, prefix: str) -> tuple[BiTConfig, dict[str, str]]:
     """Return the config, and the names in the file by their form without a number behind the layer."""
     names = {re.sub(r"(standardized_conv2d|group_norm|conv2d)_\d+/", r"\1/", name): name for name in file.shapes}
@@ -91,9 +88,6 @@ def google_rules(config: BiTConfig, names: dict[str, str], prefix: str) -> Itera
     if config.num_classes:
         yield rule("head.weight", their("head/conv2d/kernel"), HEIGHT_WIDTH_IN_OUT.then(_CELL))
         yield rule("head.bias", their("head/conv2d/bias"), VECTOR)
-
-
-# ---- timm's names ----
 
 
 def plan_timm(file: TensorFile) -> LoadPlan:

@@ -41,13 +41,9 @@ def plan(file: TensorFile, overrides: Overrides) -> LoadPlan:
     assumed: dict[str, str] = {}
     config = infer_config(file, style, overrides, assumed)
     assumed["preprocess"] = PREPROCESS
-    return LoadPlan(
-        dialect=style.dialect,
-        file=file,
-        spec=ModelSpec(config=config, preprocess=google_preprocess(config.image_hw), assumed=assumed),
-        rules=list(rules(config, style)),
-        ignored={name: "optimizer state" for name in file.shapes if name.startswith("opt/")},
-    )
+    spec = ModelSpec(config=config, preprocess=google_preprocess(config.image_hw), assumed=assumed)
+    ignored = {name: "optimizer state" for name in file.shapes if name.startswith("opt/")}
+    return LoadPlan(dialect=style.dialect, file=file, spec=spec, rules=list(rules(config, style)), ignored=ignored)
 
 
 def _reason_outside(name: str) -> str:
@@ -122,8 +118,7 @@ def _block_shape(file: TensorFile, suffix: str, dimensions: int) -> tuple[int, .
 def _depth(file: TensorFile, style: Style) -> int:
     if not style.scanned:
         return count_layers(file.shapes, "Transformer/encoderblock_", "/")
-    blocks = (shape for name, shape in file.shapes.items() if name.startswith("Transformer/encoderblock/"))
-    shape = next(blocks)
+    shape = next(shape for name, shape in file.shapes.items() if name.startswith("Transformer/encoderblock/"))
     return shape[0] if shape else 0
 
 
@@ -134,8 +129,6 @@ def infer_stem(file: TensorFile) -> ResNetStem | None:
     stages = count_units(file.shapes, r"block(\d+)/unit(\d+)/")
     return ResNetStem(stages=stages, width_factor=width_factor(file.shape("conv_root/kernel", 4)[3]))
 
-
-# ---- writing ----
 
 _GOOGLE = Style(old_numbers=True, scanned=False, table="Transformer/posembed_input/pos_embedding", class_row=True)
 _BIG_VISION = Style(old_numbers=False, scanned=False, table="pos_embedding", class_row=False, dialect="big_vision")

@@ -51,13 +51,9 @@ def plan(file: TensorFile, overrides: Overrides) -> LoadPlan:
     """Return the plan for a checkpoint of transformers."""
     style = detect_style(file)
     spec = read_hints(file) or infer_spec(file, style, overrides)
-    return LoadPlan(
-        dialect="huggingface" if spec.vit.layer_scale is None else "dinov2",
-        file=file,
-        spec=spec,
-        rules=list(rules(spec.vit, style, file)),
-        ignored=unused_tensors(file, style),
-    )
+    dialect = "huggingface" if spec.vit.layer_scale is None else "dinov2"
+    names = list(rules(spec.vit, style, file))
+    return LoadPlan(dialect=dialect, file=file, spec=spec, rules=names, ignored=unused_tensors(file, style))
 
 
 def infer_spec(file: TensorFile, style: Style, overrides: Overrides) -> ModelSpec:
@@ -169,8 +165,7 @@ def rules(config: ViTConfig, style: Style, file: TensorFile | None = None) -> It
         yield from pair(f"{ours}.norm1", f"{theirs}.{style.norms[0]}")
         qkv = tuple(f"{theirs}.{name}" for name in style.qkv)
         if file and not any(name.endswith(f"{style.qkv[0]}.bias") for name in file.shapes):  # qkv_bias=False
-            weights = tuple(f"{name}.weight" for name in qkv)
-            yield rule(f"{ours}.attention.to_qkv.weight", weights, stacked(3))
+            yield rule(f"{ours}.attention.to_qkv.weight", tuple(f"{name}.weight" for name in qkv), stacked(3))
             yield rule(f"{ours}.attention.to_qkv.bias", (), zeros(3 * config.width))
         else:
             yield from stacked_pair(f"{ours}.attention.to_qkv", qkv)

@@ -49,11 +49,8 @@ def has_our_names(file: TensorFile) -> bool:
 
 def plan_state_dict(file: TensorFile, config: Config) -> LoadPlan:
     """Return the plan for a state dict of our own names, whose config the caller passed."""
-    spec = ModelSpec(
-        config=config,
-        preprocess=Preprocess(size=config.image_hw).with_channels(config.channels),
-        assumed={"preprocess": PREPROCESS},
-    )
+    preprocess = Preprocess(size=config.image_hw).with_channels(config.channels)
+    spec = ModelSpec(config=config, preprocess=preprocess, assumed={"preprocess": PREPROCESS})
     rules = [rule(name, name) for name in file.shapes]
     return LoadPlan(dialect="native", file=file, spec=spec, rules=rules, keeps_dtype=True)
 

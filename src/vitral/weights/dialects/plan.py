@@ -82,10 +82,5 @@ def google_preprocess(size: Pair) -> Preprocess:
 def imagenet_preprocess(size: Pair, interpolation: Interpolation) -> Preprocess:
     """Return the preprocessing of torchvision, DeiT, MAE and DINOv2: center crop, ImageNet's mean and std."""
     return Preprocess(
-        size=size,
-        resize="crop",
-        crop_fraction=0.875,
-        interpolation=interpolation,
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
+        size=size, resize="crop", crop_fraction=0.875, interpolation=interpolation, mean=IMAGENET_MEAN, std=IMAGENET_STD
     )

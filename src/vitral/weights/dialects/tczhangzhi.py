@@ -32,11 +32,9 @@ def plan(file: TensorFile, overrides: Overrides) -> LoadPlan:
         activation="gelu",
         norm_eps=1e-5,
     )
-    spec = ModelSpec(
-        config=config,
-        preprocess=google_preprocess(config.image_hw).with_channels(config.channels),
-        assumed={"preprocess": "preprocessing: mean and std 0.5, squash to the size; the file does not state it"},
-    )
+    preprocess = google_preprocess(config.image_hw).with_channels(config.channels)
+    assumed = {"preprocess": "preprocessing: mean and std 0.5, squash to the size; the file does not state it"}
+    spec = ModelSpec(config=config, preprocess=preprocess, assumed=assumed)
     return LoadPlan(dialect="tczhangzhi", file=file, spec=spec, rules=list(rules(config)))
 
 

@@ -21,31 +21,13 @@ from vitral.weights.dialects.metadata import read_hints, write_state
 from vitral.weights.dialects.plan import LoadPlan, ModelSpec, Overrides, Pair, as_size
 from vitral.weights.dialects.rules import ROWS, Layout, Rule, pair, pairs, patches, rule, zeros
 from vitral.weights.dialects.shapes import add_heads, image_of, infer_grid, infer_sizes, is_square, requested_grid
-from vitral.weights.dialects.timm_config import (
-    ConfigJson,
-    config_json,
-    infer_preprocess,
-    model_args,
-    read_config_json,
-)
+from vitral.weights.dialects.timm_config import ConfigJson, config_json, infer_preprocess, model_args, read_config_json
 from vitral.weights.formats.tensor_file import TensorFile, is_file_name
 
 _REGISTERS = ("reg_token", "register_tokens")
-_BLOCK = {
-    "norm1": "norm1",
-    "attention.to_out": "attn.proj",
-    "norm2": "norm2",
-    "mlp.expand": "mlp.fc1",
-    "mlp.contract": "mlp.fc2",
-}
-_MAP = {
-    "to_q": "q",
-    "to_kv": "kv",
-    "to_out": "proj",
-    "norm": "norm",
-    "mlp.expand": "mlp.fc1",
-    "mlp.contract": "mlp.fc2",
-}
+_MLP = {"mlp.expand": "mlp.fc1", "mlp.contract": "mlp.fc2"}
+_BLOCK = {"norm1": "norm1", "attention.to_out": "attn.proj", "norm2": "norm2"} | _MLP
+_MAP = {"to_q": "q", "to_kv": "kv", "to_out": "proj", "norm": "norm"} | _MLP
 
 
 def recognizes(file: TensorFile) -> bool:
@@ -128,20 +110,14 @@ def _patch_size(file: TensorFile) -> Pair:
 
 
 def infer_config(
-    file: TensorFile,
-    family: str,
-    grid: Pair | None,
-    overrides: Overrides,
-    stated: ConfigJson,
-    assumed: dict[str, str],
+    file: TensorFile, family: str, grid: Pair | None, overrides: Overrides, stated: ConfigJson, assumed: dict[str, str]
 ) -> ViTConfig:
     """Return the config that names, shapes and config.json determine."""
     shapes, patch = file.shapes, _patch_size(file)
     if grid is None:
         grid = requested_grid(overrides, patch) or (max(1, 224 // patch[0]), max(1, 224 // patch[1]))
-        assumed["image_size"] = (
-            f"image_size={image_of(grid, patch)[0]}: the file has no positions and does not state it"
-        )
+        side = image_of(grid, patch)[0]
+        assumed["image_size"] = f"image_size={side}: the file has no positions and does not state it"
     if stated.activation is None:
         assumed["activation"] = "activation=gelu, norm_eps=1e-6: timm's defaults; the file does not state them"
     has_head = "head.weight" in shapes or "head.bias" in shapes
@@ -169,14 +145,8 @@ def infer_pool(file: TensorFile, stated: ConfigJson) -> str:
     """Return the pooling that tensors and config.json determine."""
     if "attn_pool.latent" in file.shapes:
         return "map"
-    if "cls_token" not in file.shapes:
-        return "mean"
-    if stated.global_pool is None and "fc_norm.weight" in file.shapes:
-        return "mean"
-    return stated.pool
-
-
-# ---- names ----
+    averages = stated.global_pool is None and "fc_norm.weight" in file.shapes
+    return "mean" if averages or "cls_token" not in file.shapes else stated.pool
 
 
 def rules(config: ViTConfig, *, token_rows: int, file: TensorFile | None = None) -> Iterator[Rule]:
@@ -205,26 +175,16 @@ def rules(config: ViTConfig, *, token_rows: int, file: TensorFile | None = None)
 
 
 def token_rules(config: ViTConfig, token_rows: int, registers: str) -> Iterator[Rule]:
-    """Yield the rules of class token, registers and table.
-
-    They form one rule where their table has rows for tokens that have no position in ours, or the reverse.
-    """
+    """Yield the rules of class token, registers and table: one joint rule if the tables have rows for other tokens."""
     has_table = config.position == "learned"
-    names = [
-        (ours, theirs)
-        for ours, theirs, exists in (
-            ("class_token", "cls_token", config.has_class_token),
-            ("registers", registers, config.registers > 0),
-            ("positions.0.table", "pos_embed", has_table),
-        )
-        if exists
-    ]
+    names = {"class_token": "cls_token"} if config.has_class_token else {}
+    names |= {"registers": registers} if config.registers else {}
+    names |= {"positions.0.table": "pos_embed"} if has_table else {}
     if not has_table or token_rows == int(config.has_class_token):
-        for ours, theirs in names:
+        for ours, theirs in names.items():
             yield rule(ours, theirs, ROWS)
     else:
-        layout = _joint_layout(config, token_rows)
-        yield rule(tuple(ours for ours, _ in names), tuple(theirs for _, theirs in names), layout)
+        yield rule(tuple(names), tuple(names.values()), _joint_layout(config, token_rows))
 
 
 def _joint_layout(config: ViTConfig, token_rows: int) -> Layout:
@@ -251,9 +211,6 @@ def _joint_layout(config: ViTConfig, token_rows: int) -> Layout:
 def written_token_rows(config: ViTConfig) -> int:
     """Return the table rows for tokens in the files that we write: with registers, timm has none."""
     return 0 if config.registers else int(config.has_class_token)
-
-
-# ---- writing ----
 
 
 def write(content: Content, path: Path) -> list[str]:

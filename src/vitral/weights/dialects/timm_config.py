@@ -13,13 +13,9 @@ from vitral.weights.formats.tensor_file import TensorFile
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "relu": "relu"}
 _POOLS = {"avg": "mean", "token": "token", "": "none", "map": "map"}
-_ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (  # fields that timm's names imply and its files do not state
-    (
-        r"base_patch32_siglip|large_patch16_siglip(_gap)?_512|(so400m|giantopt)_patch16_siglip",
-        {"activation": "gelu-tanh"},
-    ),
-    (r"vit_base_patch16_gap_224", {"heads": 16}),
-)
+_TANH_MODELS = r"base_patch32_siglip|large_patch16_siglip(_gap)?_512|(so400m|giantopt)_patch16_siglip"
+# fields that timm's names imply and its files do not state
+_ARCHITECTURES = {_TANH_MODELS: {"activation": "gelu-tanh"}, r"vit_base_patch16_gap_224": {"heads": 16}}
 _SUPPORTED_ARGUMENTS = (  # used, visible in the tensors, or irrelevant to inference
     {"img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "num_heads", "mlp_ratio"}
     | {"class_token", "no_embed_class", "reg_tokens", "pos_embed", "init_values", "global_pool", "fc_norm", "act_layer"}
@@ -67,11 +63,8 @@ class ConfigJson:
         return tuple(map(str, names)) if isinstance(names, list) else None
 
     def _implied(self, field: str) -> Any:  # noqa: ANN401 (fields of several types)
-        implied = (fields for pattern, fields in _ARCHITECTURES if re.search(pattern, self.architecture))
+        implied = (fields for pattern, fields in _ARCHITECTURES.items() if re.search(pattern, self.architecture))
         return next(implied, {}).get(field)
-
-
-# ---- reading ----
 
 
 def read_config_json(file: TensorFile) -> ConfigJson:
@@ -143,9 +136,6 @@ def stated_preprocess(config: Config, stated: ConfigJson) -> Preprocess | None:
     except ConfigError as error:
         raise WeightsError(f"The preprocessing in config.json is invalid: {error}") from error
     return preprocess.with_channels(config.channels)
-
-
-# ---- writing ----
 
 
 def model_args(config: ViTConfig) -> dict[str, Any]:

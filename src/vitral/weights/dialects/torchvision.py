@@ -20,13 +20,7 @@ from vitral.weights.formats.tensor_file import TensorFile
 _LAYER = "encoder.layers.encoder_layer_"
 _TABLE = "encoder.pos_embedding"
 _BATCH_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-_BLOCK = {
-    "norm1": "ln_1",
-    "attention.to_out": "self_attention.out_proj",
-    "norm2": "ln_2",
-    "mlp.expand": "mlp.0",
-    "mlp.contract": "mlp.3",
-}
+_BLOCK = {"norm1": "ln_1", "attention.to_out": "self_attention.out_proj", "norm2": "ln_2"}
 
 
 def recognizes(file: TensorFile) -> bool:
@@ -104,12 +98,12 @@ def rules(config: ViTConfig, *, old_mlp: bool = False) -> Iterator[Rule]:
             ours, theirs = f"patches.stem.{index}", f"conv_proj.conv_bn_relu_{index}"
             for tensor in ("0.weight", *(f"1.{name}" for name in _BATCH_NORM)):
                 yield rule(f"{ours}.{tensor}", f"{theirs}.{tensor}")
-    block = _BLOCK | ({"mlp.expand": "mlp.linear_1", "mlp.contract": "mlp.linear_2"} if old_mlp else {})
+    expand, contract = ("mlp.linear_1", "mlp.linear_2") if old_mlp else ("mlp.0", "mlp.3")
+    block = _BLOCK | {"mlp.expand": expand, "mlp.contract": contract}
     for index in range(config.depth):
         yield from pairs(f"blocks.{index}", f"{_LAYER}{index}", block)
         for kind in ("weight", "bias"):
-            theirs = f"{_LAYER}{index}.self_attention.in_proj_{kind}"
-            yield rule(f"blocks.{index}.attention.to_qkv.{kind}", theirs)
+            yield rule(f"blocks.{index}.attention.to_qkv.{kind}", f"{_LAYER}{index}.self_attention.in_proj_{kind}")
     yield from pair("norm", "encoder.ln")
     if config.representation:
         yield from pair("representation.0", "heads.pre_logits")

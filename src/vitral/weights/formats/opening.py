@@ -82,15 +82,11 @@ def _open_archive(path: Path) -> TensorFile:
             names = [info.filename for info in archive.infolist()]
     except (BadZipFile, struct.error, NotImplementedError, ValueError) as error:
         raise WeightsError(f"{path} is truncated or damaged: {error}.", hint="Download or copy it again.") from error
+    hint = f"Use its weights instead: {SAFE_FORMATS}."
     if any(name.endswith(("models/model.json", "archive_format")) for name in names):
-        raise WeightsError(
-            f"{path} is an exported program (.pt2); opening one can run code.",
-            hint=f"Use its weights instead: {SAFE_FORMATS}.",
-        )
+        raise WeightsError(f"{path} is an exported program (.pt2); opening one can run code.", hint=hint)
     if any(name.endswith("constants.pkl") or "/code/" in name for name in names):
-        raise WeightsError(
-            f"{path} is a TorchScript program, which contains code.", hint=f"Use its weights instead: {SAFE_FORMATS}."
-        )
+        raise WeightsError(f"{path} is a TorchScript program, which contains code.", hint=hint)
     if any(name.endswith("data.pkl") for name in names):
         return open_pickle(path)
     return open_npz(path)

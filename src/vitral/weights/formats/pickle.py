@@ -16,14 +16,14 @@ from torch import Tensor
 from vitral.errors import WeightsError, first_line
 from vitral.weights.formats.tensor_file import SAFE_FORMATS, TensorFile
 
-_ALLOWED = {"collections OrderedDict", "collections defaultdict", "builtins dict", "__builtin__ dict"} | {
-    f"torch._utils {name}"
-    for name in ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter", "_rebuild_parameter_with_state")
+_TENSOR_BUILDERS = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter", "_rebuild_parameter_with_state")
+_ITEM_TYPES = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
+_ALLOWED = {
+    *("collections OrderedDict", "collections defaultdict", "builtins dict", "__builtin__ dict"),
+    *("torch.storage UntypedStorage", "torch.storage TypedStorage"),
+    *(f"torch._utils {name}" for name in _TENSOR_BUILDERS),
+    *(f"torch {name}Storage" for name in _ITEM_TYPES),
 }
-_STORAGES = frozenset(
-    f"torch {kind}Storage"
-    for kind in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
-) | {"torch.storage UntypedStorage", "torch.storage TypedStorage"}
 # Keys under which training scripts store the weights: averaged ones first, as in timm.
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "student", "module", "params")
 
@@ -84,7 +84,7 @@ def _check_program(path: Path, stream: IO[bytes], size: int) -> None:
     declared: dict[object, int] = {}
     for opcode, argument, recent in _operations(stream):
         if opcode in ("GLOBAL", "INST"):
-            if argument not in _ALLOWED and argument not in _STORAGES:
+            if argument not in _ALLOWED:
                 raise WeightsError(
                     f"{path} uses {str(argument).replace(' ', '.')}, which a state dict does not need and "
                     "which could run code. vitral did not open it.",

@@ -48,24 +48,20 @@ class TensorFile:
             raise WeightsError(f"{self.name} has no tensor {self.prefix}{name}, which this dialect requires.")
         shape = self.shapes[name]
         if len(shape) != dimensions or not all(shape):
-            raise WeightsError(
-                f"{self.name}: {self.prefix}{name} has shape {tuple(shape)}; expected {dimensions} dimensions, none of "
-                "them empty."
-            )
+            expected = f"expected {dimensions} dimensions, none of them empty"
+            raise WeightsError(f"{self.name}: {self.prefix}{name} has shape {tuple(shape)}; {expected}.")
         return shape
 
     def below(self, prefix: str, reason: Callable[[str], str]) -> "TensorFile":
         """Return the tensors under a prefix, without it; ``reason(name)`` says why another tensor is ignored."""
         inside = {name.removeprefix(prefix): shape for name, shape in self.shapes.items() if name.startswith(prefix)}
         outside = {self.prefix + name: reason(name) for name in self.shapes if not name.startswith(prefix)}
-        read = self.read
-        return replace(
-            self,
-            shapes=inside,
-            read=lambda name: read(prefix + name),
-            ignored={**self.ignored, **outside},
-            prefix=self.prefix + prefix,
-        )
+        ignored = {**self.ignored, **outside}
+
+        def read(name: str) -> Tensor:
+            return self.read(prefix + name)
+
+        return replace(self, shapes=inside, read=read, ignored=ignored, prefix=self.prefix + prefix)
 
 
 def is_file_name(path: Path) -> bool:
@@ -103,16 +99,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return parse_json(text, str(path))
 
 
-def _is_deeper(content: object, levels: int) -> bool:
+def _is_deeper(content: dict[str, Any], levels: int) -> bool:
     """Return whether JSON is nested deeper than so many levels, which no repr or recursion should meet."""
-    layer = [content]
+    layer: list[dict[str, Any] | list[Any]] = [content]
     for _ in range(levels):
-        layer = [
-            value
-            for container in layer
-            for value in (container.values() if isinstance(container, dict) else container)
-            if isinstance(value, dict | list)
-        ]  # type: ignore[union-attr]
+        contents = (container.values() if isinstance(container, dict) else container for container in layer)
+        layer = [value for values in contents for value in values if isinstance(value, dict | list)]
         if not layer:
             return False
     return True

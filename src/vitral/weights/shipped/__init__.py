@@ -3,9 +3,8 @@
 from pathlib import Path
 
 SHIPPED = {"vit-cifar10": "ten classes of CIFAR-10, 32 pixels"}
-_FOLDER = Path(__file__).parent
 
 
 def shipped_weights(name: str) -> Path | None:
     """Return the path of a shipped model, or None for another name."""
-    return _FOLDER / f"{name}.safetensors" if name in SHIPPED else None
+    return Path(__file__).with_name(f"{name}.safetensors") if name in SHIPPED else None
