@@ -163,8 +163,6 @@ class _ShortRepr(Repr):
         text = super().repr_instance(x, level)
         return type(x).__name__ if "\n" in text else text
 
-    repr_ndarray = repr_OrderedDict = repr_instance
-
 
 _REPR = _ShortRepr()
 _REPR.maxlong, _REPR.maxstring, _REPR.maxother = 40, 80, 80

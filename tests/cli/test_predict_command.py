@@ -462,3 +462,20 @@ def test_skipped_images_are_printed(model: str, photos: Path, tmp_path: Path) ->
         f"{tmp_path / 'x.npz'}: 1 image, 48 features per image",
         f"skipped {tmp_path / 'bad.png'}: empty",
     ]
+
+
+def test_warnings_about_the_checkpoint_are_printed(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from tests.conftest import small_model
+
+    folder = tmp_path / "hf"
+    vitral.save(small_model(norm_eps=1e-12), folder, dialect="huggingface")
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 768}))
+    np.save(tmp_path / "image.npy", np.zeros((16, 16, 3), np.uint8))
+    done = run("predict", str(folder), str(tmp_path / "image.npy"))
+    assert done.returncode == 0
+    assert "hidden_size" in done.stderr

@@ -111,3 +111,10 @@ def test_a_page_without_markers_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(vitral.ConfigError, match="axial.md must contain"):
         write_page(read_study("axial"), tmp_path, tmp_path)
     assert (tmp_path / "axial.md").read_text() == "my own page"
+
+
+def test_the_page_names_a_command_that_works(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('title = "Mine"\nseeds = [0]\n[[cells]]\nname = "a"\n')
+    assert "`vitral study mine.toml DATA`" in page_head(read_study(path), tmp_path)
+    assert "`vitral study positions DATA`" in page_head(read_study("positions"), tmp_path)

@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from vitral.cli.parameters import FORMAT, BatchSize, Device, File, Image, ImageSize, Integer, Model, Precision, Switch
 from vitral.errors import ConfigError, check_int
+from vitral.files import printable
 
 if TYPE_CHECKING:
     from vitral.inference.predictor import Predictor
@@ -52,6 +53,8 @@ def predict(
         raise ConfigError("--resume needs a file to continue.", hint="Pass --out FILE.")
     files = find_images(images, sys.stdin)
     predictor = Predictor(model, device=device, precision=precision, batch_size=batch_size, image_size=image_size)
+    for warning in predictor.loaded.warnings:
+        print(f"vitral: warning: {printable(warning)}", file=sys.stderr)
     if out is None:
         failed = print_rows(predictor, files, top, format)
     else:

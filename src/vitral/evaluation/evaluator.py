@@ -117,7 +117,7 @@ def _evaluate_classifier(
     outputs = yield from _run(first, data, options)
     seconds = time.perf_counter() - start
     evaluation = summarize(outputs, model.labels, temperature=options.temperature)
-    notes = tuple(_notes(model, data, options, evaluation))
+    notes = (*model.warnings, *_notes(model, data, options, evaluation))
     evaluation = replace(evaluation, images_per_second=len(outputs.outputs) / seconds, notes=notes)
     if options.real is not None:
         evaluation = replace(evaluation, real=_score_real(outputs, options.real, len(model.labels)))

@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
+from math import nan
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,8 @@ from vitral.errors import ConfigError, DataError
 from vitral.evaluation.evaluation_data import EvaluationData
 from vitral.evaluation.feature_cache import cache_key, is_cached, keep_features, model_digest, read_features
 from vitral.evaluation.few_shot import SEEDS, ShotPool, choose_shots, score_features
+from vitral.evaluation.label_map import match_classes
+from vitral.evaluation.metrics import Scores, score
 from vitral.evaluation.options import EvaluateOptions
 from vitral.evaluation.results import Evaluation, summarize_features
 from vitral.inference.pipeline import ModelOutputs, make_loader, run_model
@@ -32,7 +35,7 @@ def evaluate_features(
     if not data.train:
         raise DataError("few_shot and knn need a train split, but this dataset has none.")
     labels = torch.tensor([item.label for item in data.train])
-    notes = tuple(_notes_on_shots(labels, data.dataset.classes, options.shots))
+    notes = (*model.warnings, *_notes_on_shots(labels, data.dataset.classes, options.shots))
     digest = model_digest(model) if options.cache else None
     wanted = torch.arange(len(labels))
     if options.knn is None and not (digest and is_cached(cache_key(digest, data.train))):
@@ -46,8 +49,25 @@ def evaluate_features(
     pool = ShotPool(labels=labels, rows=rows)
     classes = len(data.dataset.classes)
     scores = score_features(train, test, classes=classes, shots=options.shots, k=options.knn, pool=pool)
-    evaluation = summarize_features(scores, images=len(test.outputs), unreadable=train.unreadable + test.unreadable)
+    classifier = _classifier_scores(model, test, data, options)
+    evaluation = summarize_features(scores, classifier, unreadable=train.unreadable + test.unreadable)
     return replace(evaluation, images_per_second=computed / seconds if computed else None, notes=notes)
+
+
+def _classifier_scores(
+    model: "LoadedModel", test: ModelOutputs, data: EvaluationData, options: EvaluateOptions
+) -> Scores:
+    """Return the scores of the model's own head on the same features; NaN if it has none for these classes."""
+    without = Scores(images=len(test.outputs), loss=nan, top1=nan, top5=nan)
+    if not model.model.config.num_classes:
+        return without
+    try:
+        indices = match_classes(
+            data.dataset.classes, model.labels, has_names=model.has_names, label_map=options.label_map
+        )
+    except DataError:
+        return without
+    return score(model.classify(test.outputs), torch.tensor(indices)[test.labels])
 
 
 def _features(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from math import nan
+from math import isnan, nan
 from typing import Any
 
 import torch
@@ -132,12 +132,14 @@ def summarize(outputs: ModelOutputs, classes: Sequence[str], *, temperature: boo
 
 
 def summarize_features(
-    feature_scores: dict[str, dict[str, Any]], *, images: int, unreadable: tuple[tuple[str, str], ...]
+    feature_scores: dict[str, dict[str, Any]], classifier: Scores, *, unreadable: tuple[tuple[str, str], ...]
 ) -> Evaluation:
-    """Return the evaluation of frozen features from the result of `score_features`."""
+    """Return the evaluation of frozen features from the result of `score_features` and the scores of the head."""
     return Evaluation(
-        scores=Scores(images=images, loss=nan, top1=nan, top5=nan),
-        interval=(nan, nan),
+        scores=classifier,
+        interval=(nan, nan)
+        if isnan(classifier.top1)
+        else wilson(classifier.top1 * classifier.images, classifier.images),
         classes=(),
         per_class=[],
         unreadable=unreadable,

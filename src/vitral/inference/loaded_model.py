@@ -39,6 +39,8 @@ class LoadedModel:
     precision: str
     run: Run | None
     """The run that the model comes from, if any."""
+    warnings: tuple[str, ...] = ()
+    """Warnings about the checkpoint, such as a config.json that contradicts it."""
 
     def logits(self, images: Images) -> Tensor:
         """Return (B, K) logits in float32 on the CPU."""
@@ -52,6 +54,11 @@ class LoadedModel:
             features: Features | list[Features] = self.model.features(to_device(images, self.preprocess, self.device))
             pooled = torch.cat([image.pooled for image in features]) if isinstance(features, list) else features.pooled
             return self.model.representation(pooled).float().cpu()
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Return (B, K) logits of `features`, in float32 on the CPU."""
+        with self._computing():
+            return self.model.head(features.to(self.device)).float().cpu()
 
     @property
     def feature_width(self) -> int:
@@ -129,6 +136,7 @@ def load_model(
         device=target,
         precision=precision,
         run=run,
+        warnings=() if checkpoint.report is None else checkpoint.report.warnings,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from vitral.errors import ConfigError
 from vitral.files import write_json, write_text
 from vitral.studies.plots import Rows, draw_study
-from vitral.studies.spec import Cell, Job, Study, load_result
+from vitral.studies.spec import Cell, Job, Study, load_result, study_names, study_path
 
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 
@@ -60,7 +60,9 @@ def _results(study: Study, out: Path, cell: Cell) -> list[dict[str, Any]]:
 
 def page_head(study: Study, results: Path) -> str:
     link = Path(os.path.relpath(study.path, results)).as_posix()
-    command = f"`vitral study {study.name} DATA`, with the settings of [{study.path.name}]({link})."
+    is_shipped = study.name in study_names() and study_path(study.name) == study.path
+    name = study.name if is_shipped else study.path.name
+    command = f"`vitral study {name} DATA`, with the settings of [{study.path.name}]({link})."
     question = f"{study.question}\n\n" if study.question else ""
     return f"# {study.title}\n\n{question}{command}\n\n"
 
