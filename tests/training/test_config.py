@@ -105,7 +105,10 @@ def test_settings_that_are_refused(settings: dict[str, Any], fragment: str) -> N
         with_settings(None, {"data": "x", **settings}, "test")
 
 
-@pytest.mark.parametrize("wrong", [dict(ratio=0.0), dict(ratio=1.5), dict(masked=0.8, swapped=0.3), dict(masked=-0.1)])
+WRONG_MASKING = [dict(ratio=0.0), dict(ratio=1.5), dict(masked=0.8, swapped=0.3), dict(masked=-0.1), dict(target="x")]
+
+
+@pytest.mark.parametrize("wrong", WRONG_MASKING)
 def test_masking_that_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(vitral.ConfigError, match="masking"):
         Masking(**wrong)

@@ -6,11 +6,11 @@ help, its comment in config.toml and its documentation. `auto.py` chooses a valu
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from vitral.data.augment import Augment
 from vitral.devices import normalize_device
-from vitral.errors import ConfigError, check_int, check_number
+from vitral.errors import ConfigError, check_choice, check_int, check_number
 from vitral.preprocess import Resize
 
 Auto = Literal["auto"]
@@ -18,6 +18,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 TuneWhat = Literal["all", "head", "last-blocks", "lora"]
 LossKind = Literal["softmax", "sigmoid"]
 ClassWeights = Literal["none", "balanced"]
+MaskingTarget = Literal["mean-color", "small-patch", "pixels"]
 CUSTOM_MODEL = "custom:"
 """Prefix of `model` for a network that the caller built; the class name follows."""
 
@@ -92,7 +93,7 @@ class Tune:
 class Masking:
     """Masked patch prediction (appendix B.1.2), with the paper's values as defaults; for objective masked-patches."""
 
-    target: Literal["mean-color", "small-patch", "pixels"] = "mean-color"
+    target: MaskingTarget = "mean-color"
     """mean-color: the mean color of a patch, 3 bits per channel; small-patch: the same for each of its 4 x 4 cells;
     pixels: all of its pixels, by regression."""
     ratio: float = 0.5
@@ -103,6 +104,7 @@ class Masking:
     """Fraction of the corrupted patches that get the embedding of another patch; the rest keep their own."""
 
     def __post_init__(self) -> None:
+        check_choice("masking.target", self.target, get_args(MaskingTarget))
         check_number("masking.ratio", self.ratio, above=0, maximum=1)
         for name in ("masked", "swapped"):
             check_number(f"masking.{name}", getattr(self, name), minimum=0, maximum=1)
