@@ -16,9 +16,9 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from vitral.data.headers import Pixels, header_of
+from vitral.data.headers import Pixels, read_header
 from vitral.data.transforms import Box, crop_and_resize, preprocess_image, shrink_for
-from vitral.errors import ConfigError, check_int, check_number, short_repr
+from vitral.errors import ConfigError, check_choice, check_int, check_number, short_repr
 from vitral.preprocess import Preprocess
 
 Generator = np.random.Generator
@@ -60,14 +60,14 @@ class Augment:
     """Probability of overwriting a random rectangle with noise."""
 
     def __post_init__(self) -> None:
-        if self.crop not in get_args(Crop):
-            raise ConfigError(f"crop must be one of {', '.join(get_args(Crop))} (got {short_repr(self.crop)}).")
+        check_choice("crop", self.crop, get_args(Crop))
         for name, (minimum, maximum) in _BOUNDS.items():
             check = check_int if name in ("randaugment", "crop_shift") else check_number
             check(name, getattr(self, name), minimum=minimum, maximum=maximum)
         for name, (minimum, maximum) in _RANGES.items():
             value = getattr(self, name)
-            if not _is_range(value, minimum, maximum):
+            is_pair = isinstance(value, list | tuple) and [isinstance(side, Real) for side in value] == [True, True]
+            if not is_pair or not minimum <= value[0] <= value[1] <= maximum:
                 rule = f"(smallest, largest), both from {minimum:g} to {maximum:g}"
                 raise ConfigError(f"{name} must be {rule} (got {short_repr(value)}).")
             object.__setattr__(self, name, tuple(value))
@@ -86,12 +86,6 @@ _BOUNDS = {
     "erase": (0, 1),
 }
 _RANGES = {"crop_area": (0.001, 1), "crop_aspect": (0.01, 100)}
-
-
-def _is_range(value: object, minimum: float, maximum: float) -> bool:
-    if not isinstance(value, list | tuple) or len(value) != 2 or not all(isinstance(side, Real) for side in value):
-        return False
-    return minimum <= value[0] <= value[1] <= maximum
 
 
 def check_augment(augment: Augment, preprocess: Preprocess) -> None:
@@ -142,10 +136,15 @@ def augment_image(
 
 
 def random_box(content: bytes | Pixels, preprocess: Preprocess, augment: Augment, random: Generator) -> Box:
-    """Return the random crop of an image, aligned to the pixels of a shrunk JPEG."""
-    header, sample = header_of(content), _BOX_SAMPLERS[augment.crop]
+    """Return the random crop of an image.
+
+    A large box is moved by at most seven pixels, to whole pixels of a JPEG that is decoded at a fraction of its size.
+    """
+    header, sample = read_header(content), _BOX_SAMPLERS[augment.crop]
     box = sample(header.height, header.width, augment.crop_area, augment.crop_aspect, random)
-    return align_box(box, preprocess)
+    shrink = shrink_for(box[2:], preprocess.size, preprocess)
+    top, left, height, width = (side // shrink * shrink for side in box)
+    return top, left, height, width
 
 
 def resized_box(height: int, width: int, area: Range, aspect: Range, random: Generator) -> Box:
@@ -188,23 +187,14 @@ def squashed_box(height: int, width: int, area: Range, aspect: Range, random: Ge
 _BOX_SAMPLERS = {"resized": resized_box, "inception": inception_box, "squashed": squashed_box}
 
 
-def align_box(box: Box, preprocess: Preprocess) -> Box:
-    """Move a large box by at most seven pixels, to whole pixels of a JPEG that is decoded at a fraction of its size."""
-    shrink = shrink_for(box[2:], preprocess.size, preprocess)
-    top, left, height, width = (side // shrink * shrink for side in box)
-    return top, left, height, width
-
-
 def shift_pixels(image: Tensor, pixels: int, random: Generator) -> Tensor:
     """Shift an image by up to `pixels` in each direction; the border is mirrored."""
-    rows, columns = (_mirrored_indices(side, min(pixels, min(image.shape[1:]) - 1), random) for side in image.shape[1:])
-    return torch.from_numpy(image.numpy()[:, rows[:, None], columns])
-
-
-def _mirrored_indices(side: int, maximum: int, random: Generator) -> np.ndarray:
-    """Return the source index of each pixel along a side that is shifted by up to `maximum`."""
-    indices = np.abs(np.arange(side) + int(random.integers(0, 2 * maximum + 1)) - maximum)
-    return (side - 1) - np.abs((side - 1) - indices)
+    maximum = min(pixels, min(image.shape[1:]) - 1)
+    sources = []
+    for side in image.shape[1:]:
+        indices = np.abs(np.arange(side) + int(random.integers(0, 2 * maximum + 1)) - maximum)
+        sources.append((side - 1) - np.abs((side - 1) - indices))
+    return torch.from_numpy(image.numpy()[:, sources[0][:, None], sources[1]])
 
 
 def random_affine(image: Tensor, augment: Augment, random: Generator) -> Tensor:
@@ -218,14 +208,11 @@ def random_affine(image: Tensor, augment: Augment, random: Generator) -> Tensor:
     cx, cy = (width - 1) / 2, (height - 1) / 2
     c, d = b + slant * a, a - slant * b  # rotation after shear
     matrix = (a, c, cx - a * (cx + dx) - c * (cy + dy), -b, d, cy + b * (cx + dx) - d * (cy + dy))
-    fill = image[:, 0, 0].tolist()
-    bands = [
-        Image.fromarray(band.numpy()).transform(
-            (width, height), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=color
-        )
-        for band, color in zip(image.contiguous(), fill, strict=True)
-    ]
-    return torch.from_numpy(np.stack([np.asarray(band) for band in bands]))
+    bands = []
+    for pixels in image.contiguous().numpy():
+        options = {"resample": Image.Resampling.BILINEAR, "fillcolor": int(pixels[0, 0])}
+        bands.append(Image.fromarray(pixels).transform((width, height), Image.Transform.AFFINE, matrix, **options))
+    return torch.from_numpy(np.stack(bands))
 
 
 def erase_rectangle(image: Tensor, random: Generator) -> Tensor:

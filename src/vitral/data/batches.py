@@ -61,7 +61,9 @@ class ImageDataset(TorchDataset[tuple[int, Tensor | str]]):
         if augment is not None:
             check_augment(augment, preprocess)
         self.items, self.preprocess, self.augment, self.seed, self.patch = items, preprocess, augment, seed, patch
-        self.is_cached = _fit_in_memory(items, preprocess.channels)
+        sizes = [header.height * header.width for header in sample_headers(items, 16)]
+        largest = max(sizes, default=SMALL_IMAGE + 1)
+        self.is_cached = largest <= SMALL_IMAGE and largest * preprocess.channels * len(items) <= CACHE_BYTES
         self.cache = PixelCache()
 
     def __len__(self) -> int:
@@ -86,13 +88,10 @@ class ImageDataset(TorchDataset[tuple[int, Tensor | str]]):
         if (cached := self.cache.images.get(index)) is not None:
             return cached
         content = self.items[index].source.read()
-        if isinstance(content, np.ndarray) and content.shape[2] != self.preprocess.channels:
-            content = np.repeat(content[..., :1], self.preprocess.channels, axis=2)
-        if self.is_cached:
-            if isinstance(content, bytes):
-                content = decode(content, self.preprocess.channels, background=self.preprocess.background)
-            content = self.cache.add(index, content)
-        return content
+        if not self.is_cached:
+            return content
+        pixels = decode(content, self.preprocess.channels, background=self.preprocess.background)
+        return self.cache.add(index, pixels)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"cache": PixelCache()}
@@ -126,12 +125,6 @@ class PixelCache:
         self.bytes += image.size
         self.images[index] = cached
         return cached
-
-
-def _fit_in_memory(items: Sequence[Item], channels: int) -> bool:
-    """Return whether a sample of the images is small and all of them together fit into the cache."""
-    sizes = [header.height * header.width for header in sample_headers(items, 16)]
-    return bool(sizes) and max(sizes) <= SMALL_IMAGE and max(sizes) * channels * len(items) <= CACHE_BYTES
 
 
 class _WorkerPool(DataLoader[Any]):
@@ -179,18 +172,15 @@ class BatchLoader:
 
     def order(self, epoch: int) -> np.ndarray:
         """Return the items of an epoch in order."""
-        count = len(self.images)
         if not self.shuffle:
-            return np.arange(count)
-        return random_generator(self.images.seed, epoch, _ORDER_SAMPLE).permutation(count)
+            return np.arange(len(self.images))
+        return random_generator(self.images.seed, epoch, _ORDER_SAMPLE).permutation(len(self.images))
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch, from batch `start` on."""
-        order = self.order(epoch)
-        jobs: list[list[Job]] = []
-        for number in range(start, self.batches_per_epoch):
-            batch = order[number * self.batch_size : (number + 1) * self.batch_size]
-            jobs.append([(epoch, int(index)) for index in batch[self.rank :: self.world]])
+        order, size = self.order(epoch), self.batch_size
+        batches = [order[number * size : (number + 1) * size] for number in range(start, self.batches_per_epoch)]
+        jobs: list[list[Job]] = [[(epoch, int(index)) for index in batch[self.rank :: self.world]] for batch in batches]
         if not self.workers:
             yield from (self.collate([self.images[job] for job in batch]) for batch in jobs)
             return
@@ -217,21 +207,17 @@ class BatchLoader:
         have_one_size = len({image.shape for image in images}) == 1
         return Batch(
             images=torch.stack(images) if have_one_size else images,
-            labels=self.labels(indices),
+            labels=label_tensor([self.images.items[index] for index in indices], self.classes, self.multi_label),
             items=torch.tensor(indices, dtype=torch.long),
             bad=tuple((index, reason) for index, reason in loaded if isinstance(reason, str)),
         )
 
-    def labels(self, indices: list[int]) -> Tensor:
-        """Return the labels of items as a tensor."""
-        return label_tensor([self.images.items[index].label for index in indices], self.classes, self.multi_label)
 
-
-def label_tensor(labels: Sequence[int | tuple[int, ...]], classes: int, multi_label: bool) -> Tensor:
+def label_tensor(items: Sequence[Item], classes: int, multi_label: bool) -> Tensor:
     """Return (B,) class indices, or (B, K) of 0 and 1 for multi-label data."""
     if not multi_label:
-        return torch.tensor(labels, dtype=torch.long)
-    table = torch.zeros(len(labels), classes)
-    for row, label in enumerate(labels):
-        table[row, list(label) if isinstance(label, tuple) else [label]] = 1
+        return torch.tensor([item.label for item in items], dtype=torch.long)
+    table = torch.zeros(len(items), classes)
+    for row, item in enumerate(items):
+        table[row, list(item.labels)] = 1
     return table

@@ -1,6 +1,7 @@
 """Draw contact sheets: some images of each class."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -44,9 +45,7 @@ def load_font(size: int) -> Font:
 
 def thumbnail(item: Item, size: int = CELL) -> Image.Image:
     """Return an image at a small size. Smaller images are enlarged, pixel by pixel."""
-    content = item.source.read()
-    pixels = decode_visible(content) if isinstance(content, bytes) else np.repeat(content[..., :1], 3, axis=2)
-    image = Image.fromarray(np.ascontiguousarray(pixels))
+    image = Image.fromarray(np.ascontiguousarray(decode_visible(item.source.read())))
     if max(image.size) < size:
         scale = size // max(image.size)
         return image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST)
@@ -56,12 +55,10 @@ def thumbnail(item: Item, size: int = CELL) -> Image.Image:
 
 def _thumbnails(items: Sequence[Item], label: int, count: int) -> Iterator[Image.Image]:
     """Yield readable images of a class, evenly spaced so that `count` of them cover it."""
-    members = [item for item in items if item.label == label or (isinstance(item.label, tuple) and label in item.label)]
+    members = [item for item in items if label in item.labels]
     for item in members[:: max(1, len(members) // count)]:
-        try:
+        with suppress(BadImageError):
             yield thumbnail(item)
-        except BadImageError:
-            continue
 
 
 def _shorten(draw: ImageDraw.ImageDraw, name: str, font: Font) -> str:

@@ -4,21 +4,24 @@ import atexit
 import hashlib
 import os
 import re
-from collections import Counter
+from bisect import bisect_right
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
+from itertools import accumulate
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import BinaryIO, Protocol
+from types import ModuleType
+from typing import Any, BinaryIO, Protocol
 from weakref import WeakSet
 
 import numpy as np
 
-from vitral.data.headers import PEEKED_BYTES, BadImageError, Header, Pixels, check_bytes, check_start, header_of
-from vitral.data.parquet import GROUPS
-from vitral.errors import DataError, first_line
+from vitral.data.headers import PEEKED_BYTES, BadImageError, Header, Pixels, check_bytes, check_start, read_header
+from vitral.errors import DataError, first_line, missing_package
 
 _ALIASES = {"train": ("train", "training"), "val": ("val", "valid", "validation", "dev"), "test": ("test", "testing")}
 SPLIT_NAMES = {alias: split for split, aliases in _ALIASES.items() for alias in aliases}
@@ -109,7 +112,7 @@ class TableSource:
 
     def read(self) -> bytes:
         try:
-            cell = GROUPS.read_cell(self.path, self.column, self.row)
+            cell = _ROW_GROUPS.read_cell(self.path, self.column, self.row)
         except FileNotFoundError:
             raise BadImageError("missing") from None
         except (OSError, ValueError, NotImplementedError, MemoryError, IndexError) as error:  # pyarrow raises these
@@ -118,6 +121,50 @@ class TableSource:
         if not isinstance(content, bytes):
             raise BadImageError("empty", "the cell has no image")
         return content
+
+
+class RowGroups:
+    """Cache columns of row groups: at most `max_bytes` of them, and at least the last one.
+
+    Whole Parquet files of images would not fit into memory, and single cells cannot be read.
+    """
+
+    def __init__(self, max_bytes: int):
+        self.max_bytes, self.bytes = max_bytes, 0
+        self.cached: OrderedDict[tuple[str, str, int], Any] = OrderedDict()
+
+    def read_cell(self, path: str, column: str, row: int) -> object:
+        """Return the value of one cell as a Python object."""
+        file, starts = _open_parquet(path, os.getpid())
+        group = bisect_right(starts, row) - 1
+        key = (path, column, group)
+        if key not in self.cached:
+            self.cached[key] = file.read_row_group(group, columns=[column])[column]
+            self.bytes += self.cached[key].nbytes
+            while self.bytes > self.max_bytes and len(self.cached) > 1:
+                self.bytes -= self.cached.popitem(last=False)[1].nbytes
+        self.cached.move_to_end(key)
+        return self.cached[key][row - starts[group]].as_py()
+
+
+_ROW_GROUPS = RowGroups(2**29)
+
+
+@lru_cache(maxsize=64)
+def _open_parquet(path: str, process: int) -> tuple[Any, list[int]]:
+    """Open a file once per process. Return it with the first row of each of its groups."""
+    file = import_pyarrow().ParquetFile(path, memory_map=True)
+    sizes = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
+    return file, list(accumulate(sizes, initial=0))
+
+
+def import_pyarrow() -> ModuleType:
+    """Return pyarrow.parquet, or raise MissingError that names the extra."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise missing_package("pyarrow", "tables", "A Parquet table") from None
+    return pyarrow.parquet
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +194,11 @@ class Item:
     label: int | tuple[int, ...]
     """The class, all classes of a multi-label image, or NO_LABEL."""
     source: Source
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        """Return the classes of the image, of which there is one unless it is multi-label."""
+        return self.label if isinstance(self.label, tuple) else (self.label,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,12 +259,8 @@ def check_classes(data: DatasetIndex) -> None:
 
 def class_counts(items: Sequence[Item], classes: int) -> list[int]:
     """Return the number of images per class."""
-    counts = [0] * classes
-    for item in items:
-        for label in (item.label,) if isinstance(item.label, int) else item.label:
-            if label >= 0:
-                counts[label] += 1
-    return counts
+    counts = Counter(label for item in items for label in item.labels)
+    return [counts[label] for label in range(classes)]
 
 
 def sample_headers(items: Sequence[Item], count: int) -> list[Header]:
@@ -220,11 +268,14 @@ def sample_headers(items: Sequence[Item], count: int) -> list[Header]:
     count = min(count, len(items))
     headers = []
     for index in range(count):
-        try:
-            headers.append(header_of(items[index * len(items) // count].source.read()))
-        except BadImageError:
-            continue
+        with suppress(BadImageError):
+            headers.append(read_header(items[index * len(items) // count].source.read()))
     return headers
+
+
+def content_digest(content: bytes | Pixels) -> bytes:
+    """Return the SHA-256 of what a source reads."""
+    return hashlib.sha256(content if isinstance(content, bytes) else content.tobytes()).digest()
 
 
 def natural_channels(headers: Sequence[Header]) -> int:

@@ -12,14 +12,14 @@ from vitral.data.headers import (
     Pixels,
     check_shape,
     check_size,
-    is_cut_off,
     open_with_pillow,
+    pillow_errors,
     pillow_header,
     read_header,
     read_npy,
     silence_pillow,
 )
-from vitral.data.tiff import Bands, find_bands, read_bands
+from vitral.data.tiff import find_bands, read_bands
 
 _UPRIGHT = {  # EXIF orientation: how to turn the stored pixels upright
     2: lambda x: x[:, ::-1],
@@ -33,27 +33,36 @@ _UPRIGHT = {  # EXIF orientation: how to turn the stored pixels upright
 
 
 def decode(
-    content: bytes, channels: int = 3, *, background: int = 255, shrink: int = 1, header: Header | None = None
+    content: bytes | Pixels, channels: int = 3, *, background: int = 255, shrink: int = 1, header: Header | None = None
 ) -> Pixels:
-    """Return the pixels of an image file, upright, with transparent pixels over `background`.
+    """Return the pixels of an image file, upright, with transparent pixels over `background`, or raise BadImageError.
 
     A JPEG can be decoded at 1 / `shrink` of its size, rounded up, which is much faster. `shrink` is 1, 2, 4 or 8 and
-    has no effect on other formats. Raises BadImageError.
+    has no effect on other formats. Pixels are returned as they are, or with their first band for every channel.
     """
+    if isinstance(content, np.ndarray):
+        return content if content.shape[2] == channels else np.repeat(content[..., :1], channels, axis=2)
     header = header or read_header(content)
     if header.format == "NPY":
         return _fit_channels(np.ascontiguousarray(np.atleast_3d(_to_uint8(read_npy(content)))), channels)
     if header.format == "TIFF" and (bands := find_bands(content)) is not None:
-        return _decode_bands(content, bands, channels)
+        with pillow_errors():
+            pixels = _to_uint8(read_bands(content, bands, lambda changed: open_with_pillow(changed, "TIFF")))
+        return _fit_channels(pixels[..., :3] if bands.is_color and channels in (1, 3) else pixels, channels)
     pixels = _decode_jpeg(content, header, channels, shrink) if header.format == "JPEG" else None
     if pixels is None:
-        pixels = _decode_with_pillow(content, header, channels, background, shrink)
+        image = open_with_pillow(content, header.format)
+        with pillow_errors(content, header.format):
+            if shrink > 1 and header.format == "JPEG":
+                image.draft(None, (image.width // shrink, image.height // shrink))  # rounds up, as _decode_jpeg does
+            image.load()
+            pixels = _convert(image, channels, background)
     return _turn_upright(pixels, header)
 
 
-def decode_visible(content: bytes, header: Header | None = None) -> Pixels:
+def decode_visible(content: bytes | Pixels) -> Pixels:
     """Return RGB pixels to look at: the first three of many bands, the first of two."""
-    header = header or read_header(content)
+    header = read_header(content)
     if header.bands in (1, 3):
         return decode(content, header=header)
     pixels = decode(content, channels=header.bands, header=header)
@@ -91,24 +100,10 @@ def _decode_jpeg(content: bytes, header: Header, channels: int, shrink: int) -> 
         return None
 
 
-def _decode_with_pillow(content: bytes, header: Header, channels: int, background: int, shrink: int) -> Pixels:
-    image = open_with_pillow(content, header.format)
-    try:
-        if shrink > 1 and header.format == "JPEG":
-            image.draft(None, (image.width // shrink, image.height // shrink))  # rounds up, as _decode_jpeg does
-        if channels not in (1, 3):
-            return _read_frames(image, channels)
-        image.load()
-        return _convert(image, channels, background)
-    except BadImageError:
-        raise
-    except Exception as error:  # Pillow's decoders raise nearly anything
-        cut_off = "truncated" in str(error) or is_cut_off(content, header.format)
-        raise BadImageError("truncated" if cut_off else "corrupt", str(error)) from error
-
-
 def _convert(image: Image.Image, channels: int, background: int) -> Pixels:
     """Convert any mode to gray or RGB. 16 bits are scaled, not clipped; transparent pixels show the background."""
+    if channels not in (1, 3):
+        return _read_frames(image, channels)
     if image.mode.startswith("I;16") or image.mode == "I":
         return np.repeat(_convert_deep_gray(image)[..., None], channels, axis=2)
     if image.mode == "F":
@@ -140,16 +135,6 @@ def _read_frames(image: Image.Image, channels: int) -> Pixels:
     return _fit_channels(pixels, channels)
 
 
-def _decode_bands(content: bytes, bands: Bands, channels: int) -> Pixels:
-    try:
-        pixels = _to_uint8(read_bands(content, bands, lambda changed: open_with_pillow(changed, "TIFF")))
-    except BadImageError:
-        raise
-    except Exception as error:  # Pillow's decoders raise nearly anything
-        raise BadImageError("corrupt", str(error)) from error
-    return _fit_channels(pixels[..., :3] if bands.is_color and channels in (1, 3) else pixels, channels)
-
-
 def _fit_channels(pixels: Pixels, channels: int) -> Pixels:
     if pixels.shape[2] == channels:
         return pixels
@@ -165,12 +150,8 @@ def from_pillow(image: Image.Image, channels: int = 3, *, background: int = 255)
     silence_pillow()
     header = pillow_header(image, image.format or "image")
     check_size(header.height, header.width, header.bands)
-    try:
-        pixels = _convert(image, channels, background) if channels in (1, 3) else _read_frames(image, channels)
-    except BadImageError:
-        raise
-    except Exception as error:  # Pillow may decode only now, and its decoders raise nearly anything
-        raise BadImageError("corrupt", str(error)) from error
+    with pillow_errors():  # Pillow may decode only now
+        pixels = _convert(image, channels, background)
     return _turn_upright(pixels, header)
 
 
@@ -184,11 +165,7 @@ def from_array(array: np.ndarray, channels: int = 3, *, background: int = 255) -
 
 
 def _to_uint8(array: np.ndarray) -> Pixels:
-    """Convert values to 8 bits.
-
-    uint16 keeps its upper 8 bits, floats from 0 to 1 are scaled to 255, booleans become 0 or 255, and other integers
-    must be from 0 to 255 already. Byte order does not matter.
-    """
+    """Convert to 8 bits: uint16 keeps its upper 8, floats from 0 to 1 and booleans are scaled, other integers fit."""
     kind, size = array.dtype.kind, array.dtype.itemsize
     if array.dtype == np.uint8:
         return array

@@ -7,6 +7,8 @@ import io
 import re
 import struct
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import prod
 from threading import Lock
@@ -69,24 +71,18 @@ class Header:
     """EXIF orientation, from 1 to 8; height and width are swapped in the file from 5 on."""
 
 
-def header_of(content: bytes | Pixels) -> Header:
-    """Return the header of an image file, or of pixels."""
-    if isinstance(content, bytes):
-        return read_header(content)
-    height, width, bands = content.shape
-    return Header(format="built-in", height=height, width=width, mode="gray" if bands == 1 else "color", bands=bands)
-
-
-def read_header(content: bytes) -> Header:
-    """Return size, mode and orientation, or raise BadImageError. Nothing is decoded."""
-    name = find_format(content)
+def read_header(content: bytes | Pixels) -> Header:
+    """Return size, mode and orientation of an image file or of pixels, or raise BadImageError. Nothing is decoded."""
+    if isinstance(content, np.ndarray):
+        height, width, bands = content.shape
+        mode = "gray" if bands == 1 else "color"
+        return Header(format="built-in", height=height, width=width, mode=mode, bands=bands)
     check_bytes(len(content))
-    _check_claimed_size(content, name)
-    if name == "NPY":
-        height, width, bands = np.atleast_3d(read_npy(content)).shape
-        header = _header_of_bands(name, (height, width), bands)
-    elif name == "TIFF" and (bands := find_bands(content)) is not None:
-        header = _header_of_bands(name, bands.size, bands.count)
+    name = check_start(content)
+    tiff = find_bands(content) if name == "TIFF" else None
+    if name == "NPY" or tiff:
+        height, width, bands = (*tiff.size, tiff.count) if tiff else np.atleast_3d(read_npy(content)).shape
+        header = Header(format=name, height=height, width=width, mode=f"{bands} bands", bands=bands)
     else:
         image = open_with_pillow(content, name)
         header = pillow_header(image, name, content)
@@ -96,7 +92,7 @@ def read_header(content: bytes) -> Header:
     return header
 
 
-def find_format(content: bytes) -> str:
+def _find_format(content: bytes) -> str:
     """Return the format by the first bytes; file names are never trusted."""
     if not content:
         raise BadImageError("empty")
@@ -114,42 +110,39 @@ def check_bytes(size: int) -> None:
         raise BadImageError("too large", f"{size:,} bytes; expected at most {MAX_BYTES:,}")
 
 
-def check_start(start: bytes) -> None:
-    """Raise BadImageError if the first bytes of a large file already show that it is not usable."""
-    _check_claimed_size(start, find_format(start))
+def check_start(content: bytes) -> str:
+    """Return the format, or raise BadImageError if the first bytes of a file already show that it is not usable.
 
-
-def _check_claimed_size(content: bytes, name: str) -> None:
-    """Check the size that a file claims before Pillow or NumPy allocate anything, or warn about it."""
+    The size that a file claims is checked before Pillow or NumPy allocate anything, or warn about it.
+    """
+    name = _find_format(content)
     if name == "NPY":
         check_shape(_parse_npy_header(content)[0])
-        return
+        return name
     if name == "PNG" and len(content) >= 24 and content[12:16] != b"IHDR":
         raise BadImageError("corrupt", "the header is not at the beginning")
-    try:
+    with suppress(struct.error, IndexError, KeyError):  # Pillow judges damaged headers
         height, width = _claimed_size(content, name)
-    except (struct.error, IndexError, KeyError):
-        return  # Pillow judges damaged headers
-    if name == "PNG" or min(height, width) > 0:
-        check_size(height, width)
+        if name == "PNG" or min(height, width) > 0:
+            check_size(height, width)
+    return name
 
 
 def _claimed_size(content: bytes, name: str) -> tuple[int, int]:
     """Return (height, width) from the first bytes of a file; (0, 0) if the format does not state them there."""
+    width = height = 0
+    if name == "JPEG":
+        return _claimed_jpeg_size(content)
+    if name == "TIFF":
+        return read_size(content)
     if name == "PNG":
         width, height = struct.unpack_from(">II", content, 16)
-    elif name == "JPEG":
-        return _claimed_jpeg_size(content)
     elif name == "GIF":
         width, height = struct.unpack_from("<HH", content, 6)
-    elif name == "TIFF":
-        return read_size(content)
     elif name == "WEBP" and content[12:16] == b"VP8X":
         width, height = (1 + int.from_bytes(content[at : at + 3], "little") for at in (24, 27))
     elif name == "BMP" and content[14] >= 40:
         width, height = struct.unpack_from("<ii", content, 18)
-    else:
-        return 0, 0
     return abs(height), abs(width)
 
 
@@ -195,14 +188,23 @@ _PILLOW_FILTER = ("ignore", None, UserWarning, re.compile(r"PIL\."), 0)
 def open_with_pillow(content: bytes, name: str) -> Image.Image:
     """Open an image of a known format with Pillow, which does not decode it yet."""
     silence_pillow()
-    try:
+    with pillow_errors(content, name):
         return Image.open(io.BytesIO(content), formats=[name])
+
+
+@contextmanager
+def pillow_errors(content: bytes | None = None, name: str = "") -> Iterator[None]:
+    """Raise BadImageError instead of what Pillow's readers raise, which is nearly anything."""
+    try:
+        yield
+    except BadImageError:
+        raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise BadImageError("too many pixels", str(error)) from error
-    except UnidentifiedImageError as error:
-        raise BadImageError("truncated" if is_cut_off(content, name) else "corrupt", "unreadable header") from error
-    except Exception as error:  # Pillow's readers raise nearly anything
-        raise BadImageError("truncated" if is_cut_off(content, name) else "corrupt", str(error)) from error
+    except Exception as error:
+        is_cut_off = content is not None and ("truncated" in str(error) or _is_cut_off(content, name))
+        detail = "unreadable header" if isinstance(error, UnidentifiedImageError) else str(error)
+        raise BadImageError("truncated" if is_cut_off else "corrupt", detail) from error
 
 
 def silence_pillow() -> None:
@@ -215,7 +217,7 @@ def silence_pillow() -> None:
             warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 
-def is_cut_off(content: bytes, name: str) -> bool:
+def _is_cut_off(content: bytes, name: str) -> bool:
     """Return whether the end of the file is missing, or True for formats that do not mark their end."""
     if name == "JPEG":
         return b"\xff\xd9" not in content[-64:]
@@ -250,21 +252,15 @@ def _read_orientation(image: Image.Image, name: str, content: bytes | None) -> i
     return int(orientation) if orientation in range(1, 9) else 1
 
 
-def _header_of_bands(name: str, size: tuple[int, int], bands: int) -> Header:
-    return Header(format=name, height=size[0], width=size[1], mode=f"{bands} bands", bands=bands)
-
-
 def _count_frames(image: Image.Image) -> int:
     """Return the number of frames, each of which is a band; 1 if the chain of frames is endless or broken."""
-    number = 0
-    try:
-        while number < _MAX_FRAMES:
-            number += 1
+    for number in range(1, _MAX_FRAMES + 1):
+        try:
             image.seek(number)
-    except EOFError:
-        return number
-    except Exception:  # a later frame is damaged
-        return 1
+        except EOFError:
+            return number
+        except Exception:  # this frame is damaged
+            break
     return 1
 
 

@@ -61,12 +61,10 @@ class Dataset(TorchDataset[tuple[Any, "int | Tensor"]]):
     def __getitem__(self, index: int) -> tuple[Any, "int | Tensor"]:
         item = self.items[index]
         try:
-            content = item.source.read()
-            image = as_tensor(decode(content, self.channels) if isinstance(content, bytes) else content)
+            image = as_tensor(decode(item.source.read(), self.channels)).contiguous()
         except BadImageError as error:
             raise BadImageError(error.reason, f"{item.key} ({error})") from error
-        image = image.expand(self.channels, -1, -1).contiguous()
-        label = label_tensor([item.label], len(self.classes), self.multi_label)[0]
+        label = label_tensor([item], len(self.classes), self.multi_label)[0]
         return self.transform(image) if self.transform else image, label if self.multi_label else int(label)
 
 
@@ -148,8 +146,7 @@ def split_items(index: DatasetIndex, split: str, val_fraction: float = 0.0) -> t
         return getattr(choose_splits(index, val_fraction=val_fraction), split)
     splits = {"validation" if name == "val" else name: items for name, items in index.splits.items()}
     if own_test_split(index) is None:
-        train, test = split_off(index.splits["train"])
-        splits = {"train": tuple(train), "test": tuple(test)}
+        splits["train"], splits["test"] = split_off(index.splits["train"])
     if split not in splits:
         raise DataError(
             f"{index.name} has no {split} split (it has {', '.join(splits)}).",

@@ -1,15 +1,14 @@
 """Check a dataset before training: classes, sizes, unreadable images, duplicates, leaks between splits."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vitral.data.dataset import DatasetIndex, Item, check_classes, class_counts, natural_channels
+from vitral.data.dataset import DatasetIndex, Item, check_classes, class_counts, content_digest, natural_channels
 from vitral.data.decode import decode
-from vitral.data.headers import BadImageError, Header, Pixels, header_of
+from vitral.data.headers import BadImageError, Header, read_header
 from vitral.data.sources import open_dataset
 from vitral.errors import DataError, check_number
 
@@ -85,12 +84,11 @@ def scan(
         result.can_train, result.problems, result.unreadable
     """
     index = data if isinstance(data, DatasetIndex) else open_dataset(data)
-    for event in scan_events(index, headers_only=headers_only, max_bad_fraction=max_bad_fraction):
-        if isinstance(event, Scan):
-            return event
+    events = scan_events(index, headers_only=headers_only, max_bad_fraction=max_bad_fraction)
+    while isinstance(event := next(events), Progress):
         if on_progress:
             on_progress(event)
-    raise AssertionError("scan_events ends with a Scan")
+    return event
 
 
 def scan_events(
@@ -112,9 +110,9 @@ def scan_events(
     for number, (split, item) in enumerate(items, 1):
         try:
             content = item.source.read()
-            by_digest.setdefault(_digest(content), []).append((split, item))
-            header = header_of(content)
-            if not headers_only and isinstance(content, bytes):
+            by_digest.setdefault(content_digest(content), []).append((split, item))
+            header = read_header(content)
+            if not headers_only:
                 decode(content, header=header, channels=3 if header.bands == 1 else header.bands)
             headers.append((item, header))
         except BadImageError as error:
@@ -127,10 +125,6 @@ def scan_events(
     _judge_classes(result, data)
     _judge_images(result, len(items), max_bad_fraction)
     yield result
-
-
-def _digest(content: bytes | Pixels) -> bytes:
-    return hashlib.sha256(content if isinstance(content, bytes) else content.tobytes()).digest()
 
 
 def _measure(result: Scan, headers: Sequence[Header]) -> None:
@@ -153,9 +147,7 @@ def _find_odd_bands(result: Scan, headers: Sequence[tuple[Item, Header]]) -> Non
         if header.bands == result.channels or {header.bands, result.channels} <= {1, 3}:
             continue
         try:
-            content = item.source.read()
-            if isinstance(content, bytes):
-                decode(content, channels=result.channels, header=header)
+            decode(item.source.read(), channels=result.channels, header=header)
         except BadImageError as error:
             result.unreadable[item.key] = str(error)
 

@@ -2,11 +2,11 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from vitral.data.dataset import DatasetIndex, FileSource, Item, TarSource
+from vitral.data.dataset import DatasetIndex, FileSource, Item, TarSource, content_digest
 from vitral.data.headers import BadImageError
 from vitral.errors import DataError
 
@@ -44,15 +44,14 @@ def choose_splits(data: DatasetIndex, other: DatasetIndex | None = None, val_fra
         test, reasons["test"] = data.splits[name], f"the dataset's {name} split"
     else:
         leaders = find_equal(train)
-        rest, part = split_off(train, leaders=leaders)
-        train, test = tuple(rest), tuple(part)
+        train, test = split_off(train, leaders=leaders)
         reasons["test"] = TEST_SPLIT_REASON if data.classes else "about a fifth, by a hash of the names"
     if "val" in data.splits and ("test" in data.splits or other is not None):
         validation, reasons["validation"] = data.splits["val"], "the dataset's val split"
     else:
         rest, part = split_off(train, val_fraction, salt="selection", leaders=leaders)
         if part and len(rest) > len(part):
-            train, validation = tuple(rest), tuple(part)
+            train, validation = rest, part
             reasons["validation"] = f"about {100 * val_fraction:.6g} % of the training images"
         else:
             validation, reasons["validation"] = train, "the training images: there are too few to hold some out"
@@ -79,44 +78,42 @@ def relabel(other: DatasetIndex, classes: tuple[str, ...]) -> tuple[Item, ...]:
     if not classes:  # unlabeled images
         return items
     index_of = {name: index for index, name in enumerate(classes)}
-    indices = [index_of[name] for name in other.classes]
-    return tuple(replace(item, label=_map_label(item.label, indices)) for item in items)
-
-
-def _map_label(label: int | tuple[int, ...], indices: Sequence[int]) -> int | tuple[int, ...]:
-    return indices[label] if isinstance(label, int) else tuple(indices[index] for index in label)
+    relabeled = []
+    for item in items:
+        labels = tuple(index_of[other.classes[label]] for label in item.labels)
+        relabeled.append(replace(item, label=labels if isinstance(item.label, tuple) else labels[0]))
+    return tuple(relabeled)
 
 
 def split_off(
-    items: Iterable[Item],
+    items: Sequence[Item],
     fraction: float = TEST_FRACTION,
     salt: str = "held out",
     leaders: Mapping[str, str] | None = None,
-) -> tuple[list[Item], list[Item]]:
+) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
     """Split items by a hash of their names: return (rest, part), with about `fraction` of each class in the part.
 
     New images do not move others to the other side, and equal images stay on one side. A class of two or more images
     has at least one on each side (a multi-label image may be needed elsewhere for another of its labels). `leaders` is
     the result of `find_equal`, if it is available.
     """
-    items = list(items)
     position = {item.key: _hash_position(item.key, salt) for item in items}
     leaders = find_equal(items) if leaders is None else leaders
     equal: dict[str, list[str]] = {}
     groups_of: dict[int, set[str]] = {}
     for item in items:
         equal.setdefault(leaders[item.key], []).append(item.key)
-        for label in item.label if isinstance(item.label, tuple) else (item.label,):
+        for label in item.labels:
             groups_of.setdefault(label, set()).add(leaders[item.key])
     chosen = {item.key for item in items if position[leaders[item.key]] < fraction}
     for members in groups_of.values():
-        groups = sorted(members, key=lambda key: position[key])
+        groups = sorted(members, key=position.__getitem__)
         inside = [key for key in groups if key in chosen]
         if len(groups) > 1 and not inside:
             chosen.update(equal[groups[0]])
         elif inside and len(inside) == len(groups):  # the only image of a class is for training
             chosen.difference_update(equal[groups[-1]])
-    return [item for item in items if item.key not in chosen], [item for item in items if item.key in chosen]
+    return tuple(item for item in items if item.key not in chosen), tuple(item for item in items if item.key in chosen)
 
 
 def _hash_position(key: str, salt: str) -> float:
@@ -127,43 +124,18 @@ def _hash_position(key: str, salt: str) -> float:
 
 def find_equal(items: Sequence[Item]) -> dict[str, str]:
     """Map each key to the first item with the same bytes. Only items that share size and last bytes are read."""
-    by_size: dict[int | None, list[Item]] = {}
+    groups = [list(items)]
+    for property_of in (_size, _read_tail, _digest):
+        groups = [part for group in groups for part in _group(group, property_of) if len(part) > 1]
+    return {item.key: item.key for item in items} | {item.key: group[0].key for group in groups for item in group}
+
+
+def _group(items: Iterable[Item], property_of: Callable[[Item], object]) -> Iterable[list[Item]]:
+    """Return the items of equal property together, without those that do not have it."""
+    groups: dict[object, list[Item]] = {}
     for item in items:
-        by_size.setdefault(_size(item), []).append(item)
-    leaders = {item.key: item.key for item in items}
-    for size, same_size in by_size.items():
-        if size is None or len(same_size) == 1:
-            continue
-        by_tail: dict[bytes, list[Item]] = {}
-        for item in same_size:
-            by_tail.setdefault(_read_tail(item, size), []).append(item)
-        for candidates in by_tail.values():
-            if len(candidates) > 1:
-                leaders |= _find_leaders(candidates)
-    return leaders
-
-
-def _find_leaders(items: Iterable[Item]) -> dict[str, str]:
-    first: dict[bytes, str] = {}
-    leaders = {}
-    for item in items:
-        with suppress(BadImageError):  # reported when the image is loaded
-            content = item.source.read()
-            digest = hashlib.sha256(content if isinstance(content, bytes) else content.tobytes()).digest()
-            leaders[item.key] = first.setdefault(digest, item.key)
-    return leaders
-
-
-def _read_tail(item: Item, size: int) -> bytes:
-    """Return the last bytes of a large file, or b"" for a small one, which is compared as a whole."""
-    source = item.source
-    if size <= 2 * _TAIL_BYTES or not isinstance(source, FileSource | TarSource):
-        return b""
-    start = source.offset if isinstance(source, TarSource) else 0
-    with suppress(OSError, ValueError, OverflowError), open(source.path, "rb") as stream:
-        stream.seek(start + size - _TAIL_BYTES)
-        return stream.read(_TAIL_BYTES)
-    return b""
+        groups.setdefault(property_of(item), []).append(item)
+    return [group for value, group in groups.items() if value is not None]
 
 
 def _size(item: Item) -> int | None:
@@ -171,3 +143,20 @@ def _size(item: Item) -> int | None:
         with suppress(OSError, ValueError):  # ValueError: a zero byte in the name
             return os.stat(item.source.path).st_size
     return item.source.size if isinstance(item.source, TarSource) else None
+
+
+def _read_tail(item: Item) -> bytes:
+    """Return the last bytes of a large file, or b"" for a small one, which is compared as a whole."""
+    source, size = item.source, _size(item) or 0
+    if size > 2 * _TAIL_BYTES and isinstance(source, FileSource | TarSource):
+        start = source.offset if isinstance(source, TarSource) else 0
+        with suppress(OSError, ValueError, OverflowError), open(source.path, "rb") as stream:
+            stream.seek(start + size - _TAIL_BYTES)
+            return stream.read(_TAIL_BYTES)
+    return b""
+
+
+def _digest(item: Item) -> bytes | None:
+    with suppress(BadImageError):  # reported when the image is loaded
+        return content_digest(item.source.read())
+    return None

@@ -9,7 +9,7 @@ same bytes as gray images, which Pillow can read.
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
@@ -20,7 +20,7 @@ _TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES = 322, 323, 324, 325
 _EXTRA, _SAMPLE_FORMAT = 338, 339
 _KEPT = (
     *(_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _STRIPS, _SAMPLES, _ROWS, _STRIP_BYTES, _PLANES, _PREDICTOR),
-    *(_TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES, _SAMPLE_FORMAT),
+    *(_TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES, _EXTRA, _SAMPLE_FORMAT),
 )
 _INTEGER_TYPES = {1: "B", 3: "H", 4: "I"}
 _GRAY, _RGB = 1, 2
@@ -84,7 +84,7 @@ def _read_directory(content: bytes, order: str) -> Tags:
         tag, field_type, number = struct.unpack_from(f"{order}HHI", content, at)
         if tag in tags:
             raise KeyError(tag)  # forged: repeated tags could keep the reader busy
-        if field_type in _INTEGER_TYPES and tag in (*_KEPT, _EXTRA) and 0 < number <= _MAX_VALUES:
+        if field_type in _INTEGER_TYPES and tag in _KEPT and 0 < number <= _MAX_VALUES:
             layout, values_at = f"{order}{number}{_INTEGER_TYPES[field_type]}", at + 8
             if struct.calcsize(layout) > 4:
                 (values_at,) = struct.unpack_from(f"{order}I", content, values_at)
@@ -94,20 +94,19 @@ def _read_directory(content: bytes, order: str) -> Tags:
 
 def read_bands(content: bytes, bands: Bands, open_image: Open) -> np.ndarray:
     """Return (H, W, bands) in the type of the file."""
-    if bands.order == ">" and bands.tags[_BITS][0] == 32 and bands.tags.get(_COMPRESSION, (1,))[0] != 1:
+    compression, predictor, planes = (bands.tags.get(tag, (1,))[0] for tag in (_COMPRESSION, _PREDICTOR, _PLANES))
+    if bands.order == ">" and bands.tags[_BITS][0] == 32 and compression != 1:
         raise ValueError("compressed big-endian 32-bit values are not supported")  # Pillow swaps their bytes
-    if bands.tags.get(_PLANES, (1,))[0] == 1:
-        return _read_chunky(content, bands, open_image)
-    planes = [_as_array(open_image(_with_directory(content, _plane(bands, index)))) for index in range(bands.count)]
-    return np.stack(planes, axis=2)
 
+    def read(changes: Tags) -> np.ndarray:
+        pixels = np.asarray(open_image(_as_gray(content, bands, changes)))
+        return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
 
-def _read_chunky(content: bytes, bands: Bands, open_image: Open) -> np.ndarray:
+    if planes != 1:
+        return np.stack([read(_plane(bands, index)) for index in range(bands.count)], axis=2)
     height, width = bands.size
     wide = {tag: (bands.tags[tag][0] * bands.count,) for tag in (_WIDTH, _TILE_WIDTH) if tag in bands.tags}
-    flat = _as_gray(bands, {**wide, _PREDICTOR: (1,)})
-    pixels = _as_array(open_image(_with_directory(content, flat))).reshape(height, width, bands.count)
-    compression, predictor = (bands.tags.get(tag, (1,))[0] for tag in (_COMPRESSION, _PREDICTOR))
+    pixels = read({**wide, _PREDICTOR: (1,)}).reshape(height, width, bands.count)
     if predictor == 1 or compression not in _PREDICTING_COMPRESSIONS:
         return pixels
     if predictor != _HORIZONTAL_DIFFERENCES or pixels.dtype.kind == "f":
@@ -117,29 +116,25 @@ def _read_chunky(content: bytes, bands: Bands, open_image: Open) -> np.ndarray:
     return np.concatenate([tile.cumsum(axis=1, dtype=pixels.dtype) for tile in tiles], axis=1)
 
 
-def _plane(bands: Bands, index: int) -> Bands:
-    """Return one of several planes, with its strips or tiles."""
+def _plane(bands: Bands, index: int) -> Tags:
+    """Return the strips or tiles of one of several planes."""
     data = {}
     for tag in (_STRIPS, _STRIP_BYTES, _TILES, _TILE_BYTES):
         if tag in bands.tags:
             each = len(bands.tags[tag]) // bands.count
             data[tag] = bands.tags[tag][index * each : (index + 1) * each]
-    return _as_gray(bands, data)
+    return data
 
 
-def _as_gray(bands: Bands, changes: Tags) -> Bands:
-    """Return tags that describe the file as an image of one band."""
+def _as_gray(content: bytes, bands: Bands, changes: Tags) -> bytes:
+    """Return the file with a directory appended that describes one band; all data stay at their offsets."""
     single = {tag: bands.tags[tag][:1] for tag in (_BITS, _SAMPLE_FORMAT) if tag in bands.tags}
     tags = {**bands.tags, **single, _PHOTOMETRIC: (_GRAY,), _SAMPLES: (1,), _PLANES: (1,), **changes}
-    return replace(bands, count=1, tags={tag: values for tag, values in tags.items() if tag in _KEPT and values})
-
-
-def _with_directory(content: bytes, bands: Bands) -> bytes:
-    """Return the file with another directory appended; all data stay at their offsets."""
+    tags = {tag: values for tag, values in sorted(tags.items()) if values and tag != _EXTRA}
     start = len(content) + len(content) % 2
-    arrays_start = start + 2 + 12 * len(bands.tags) + 4
+    arrays_start = start + 2 + 12 * len(tags) + 4
     entries, arrays = b"", b""
-    for tag, values in sorted(bands.tags.items()):
+    for tag, values in tags.items():
         packed = struct.pack(f"{bands.order}{len(values)}I", *values)
         if len(values) > 1:
             offset = struct.pack(f"{bands.order}I", arrays_start + len(arrays))
@@ -147,9 +142,4 @@ def _with_directory(content: bytes, bands: Bands) -> bytes:
             packed = offset
         entries += struct.pack(f"{bands.order}HHI", tag, 4, len(values)) + packed
     head = content[:4] + struct.pack(f"{bands.order}I", start) + content[8:] + b"\0" * (len(content) % 2)
-    return head + struct.pack(f"{bands.order}H", len(bands.tags)) + entries + b"\0\0\0\0" + arrays
-
-
-def _as_array(image: Image.Image) -> np.ndarray:
-    pixels = np.asarray(image)
-    return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+    return head + struct.pack(f"{bands.order}H", len(tags)) + entries + b"\0\0\0\0" + arrays

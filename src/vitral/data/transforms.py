@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitral.data.decode import decode
-from vitral.data.headers import Header, Pixels, header_of
+from vitral.data.headers import Pixels, read_header
 from vitral.preprocess import Interpolation, Preprocess
 
 Size = tuple[int, int]
@@ -26,18 +26,13 @@ def preprocess_image(content: bytes | Pixels, preprocess: Preprocess, *, patch: 
 
     Native sizes are rounded to multiples of `patch` (`ViTConfig.step_hw`). Raises BadImageError.
     """
-    header = header_of(content)
+    header = read_header(content)
     original = header.height, header.width
     size = resized_size(preprocess, original, patch)
-    pixels = _decode(content, header, preprocess, shrink_for(original, size, preprocess))
+    shrink = shrink_for(original, size, preprocess)
+    pixels = decode(content, preprocess.channels, background=preprocess.background, shrink=shrink, header=header)
     image = resize(as_tensor(pixels), size, preprocess.interpolation, preprocess.antialias)
     return crop_or_pad(image, preprocess)
-
-
-def _decode(content: bytes | Pixels, header: Header, preprocess: Preprocess, shrink: int) -> Pixels:
-    if not isinstance(content, bytes):
-        return content
-    return decode(content, preprocess.channels, background=preprocess.background, shrink=shrink, header=header)
 
 
 def resized_size(preprocess: Preprocess, original: Size, patch: Size) -> Size:
@@ -73,12 +68,13 @@ def crop_or_pad(image: Tensor, preprocess: Preprocess) -> Tensor:
 
 def crop_and_resize(content: bytes | Pixels, box: Box, preprocess: Preprocess) -> Tensor:
     """Return the part of an image inside the box, resized to `preprocess.size`."""
-    header = header_of(content)
+    header = read_header(content)
     shrink = shrink_for(box[2:], preprocess.size, preprocess)
     if header.format != "JPEG" or any(side % shrink for side in box):
         shrink = 1
     top, left, height, width = (side // shrink for side in box)
-    crop = as_tensor(_decode(content, header, preprocess, shrink))[:, top : top + height, left : left + width]
+    pixels = decode(content, preprocess.channels, background=preprocess.background, shrink=shrink, header=header)
+    crop = as_tensor(pixels)[:, top : top + height, left : left + width]
     return resize(crop, preprocess.size, preprocess.interpolation, preprocess.antialias)
 
 
@@ -100,7 +96,7 @@ def as_tensor(pixels: Pixels) -> Tensor:
     if any(step < 0 for step in pixels.strides):  # a mirrored view
         pixels = np.ascontiguousarray(pixels)
     if not pixels.flags.writeable:
-        pixels = pixels.copy() if pixels.base is None else np.array(pixels)
+        pixels = np.array(pixels)
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 

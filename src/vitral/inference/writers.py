@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple, TextIO
 
 import numpy as np
 
-from vitral.data.parquet import import_pyarrow
+from vitral.data.dataset import import_pyarrow
 from vitral.data.scan import Progress
 from vitral.errors import ConfigError, VitralError, check_int
 from vitral.files import as_text, atomic_path, to_json, try_lock

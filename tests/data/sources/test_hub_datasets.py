@@ -18,7 +18,7 @@ import pytest
 
 import vitral
 from tests.data.images import class_folders
-from vitral.data.parquet import RowGroups
+from vitral.data.dataset import RowGroups
 from vitral.data.sources import open_dataset
 from vitral.data.sources.hub import choose_files, find_split, missing_shards
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,18 @@ from vitral.data.dataset import (
     Item,
     Source,
     TableSource,
+    import_pyarrow,
     natural_order,
     summarize_reasons,
 )
-from vitral.data.parquet import import_pyarrow
 from vitral.errors import DataError, first_line
 from vitral.files import as_text
 
 _IMAGE_COLUMNS = ("image", "img", "file", "filename", "file_name", "path", "filepath", "image_path", "picture")
 _LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "fine_label")
 _SPLIT_COLUMNS = ("split", "set", "subset")
+_BYTES = re.compile(r"(large_)?binary$|struct.*bytes: binary")
+"""The types of columns of bytes, as Hugging Face stores images."""
 _QUOTE_HINT = "Look for a quote that is not closed."
 Row = tuple[str, Source | None, object, object]
 """Key, source (None if the row names no image), and the label and split as written."""
@@ -83,12 +86,10 @@ def _values(label: object) -> Sequence[object]:
 
 def _is_usable(label: object) -> bool:
     """Return whether a label is one word or number, or a list of them. Cells may be empty, null or NaN (pandas)."""
-    for value in _values(label):
-        if value is None or value != value or isinstance(value, list | dict | bytes):
-            return False
-        if isinstance(value, str) and not value.strip():
-            return False
-    return True
+    return not any(
+        value is None or value != value or isinstance(value, list | dict | bytes) or not str(value).strip()
+        for value in _values(label)
+    )
 
 
 def _parse_split(split: object, name: str, key: str) -> str:
@@ -114,8 +115,13 @@ def _find_column(columns: Sequence[str], names: Sequence[str], what: str, path: 
     return matches[0]
 
 
-def _find_split_column(columns: Sequence[str]) -> str | None:
-    return next((column for column in columns if column.strip().lower() in _SPLIT_COLUMNS), None)
+def _find_columns(
+    columns: Sequence[str], path: Path, labeled: bool, image: str | None = None
+) -> tuple[str, str | None, str | None]:
+    """Return the columns of images, of labels (None if unlabeled) and of splits (None if there is none)."""
+    image = image or _find_column(columns, _IMAGE_COLUMNS, "images", path)
+    label = _find_column(columns, _LABEL_COLUMNS, "labels", path) if labeled else None
+    return image, label, next((column for column in columns if column.strip().lower() in _SPLIT_COLUMNS), None)
 
 
 def _read_csv(path: Path, labeled: bool) -> tuple[list[Row], list[str]]:
@@ -124,42 +130,34 @@ def _read_csv(path: Path, labeled: bool) -> tuple[list[Row], list[str]]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text: {error}.") from error
-    delimiter = max(",;\t", key=text.split("\n", 1)[0].count)
-    reader = csv.DictReader(io.StringIO(text), delimiter=delimiter, strict=True)
-    columns = [column for column in _columns(reader, path) if column]
-    image = _find_column(columns, _IMAGE_COLUMNS, "images", path)
-    label = _find_column(columns, _LABEL_COLUMNS, "labels", path) if labeled else None
-    split = _find_split_column(columns)
+    lines = _read_lines(text, path)
+    _, header = next(lines, (1, []))
+    image, label, split = _find_columns([column for column in header if column], path, labeled)
     rows: list[Row] = []
-    for number, cells in _lines(reader, path, [column for column in (image, label, split) if column]):
-        name, value = cells[image], cells[label] if label else NO_LABEL
-        source = FileSource(str(path.parent / name)) if name else None
-        rows.append((name or f"line {number}", source, value, cells[split] if split else "train"))
-    return _split_labels(rows) if label and label.strip().lower() == "labels" else (rows, [])
-
-
-def _columns(reader: "csv.DictReader[str]", path: Path) -> Sequence[str]:
-    try:
-        return reader.fieldnames or ()
-    except csv.Error as error:
-        raise DataError(f"Line 1 of {path} cannot be read: {error}.") from error
-
-
-def _lines(reader: "csv.DictReader[str]", path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the number and the cells of each line that is not empty."""
-    while True:
-        number = reader.line_num + 1
-        try:
-            line = next(reader, None)
-        except csv.Error as error:
-            raise DataError(f"Line {number} of {path} cannot be read: {error}.", hint=_QUOTE_HINT) from error
-        if line is None:
-            return
-        cells = {column: (line.get(column) or "").strip() for column in columns}
+    for number, line in lines:
+        named = dict(zip(header, line, strict=False))
+        cells = {column: named.get(column, "").strip() for column in (image, label, split) if column}
         if any("\n" in cell for cell in cells.values()):
             raise DataError(f"A cell of {path} spans several lines, from line {number}.", hint=_QUOTE_HINT)
         if any(cells.values()):
-            yield number, cells
+            name, value = cells[image], cells[label] if label else NO_LABEL
+            source = FileSource(str(path.parent / name)) if name else None
+            rows.append((name or f"line {number}", source, value, cells[split] if split else "train"))
+    return _split_labels(rows) if label and label.strip().lower() == "labels" else (rows, [])
+
+
+def _read_lines(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number and the cells of each line, the header among them."""
+    delimiter = max(",;\t", key=text.split("\n", 1)[0].count)
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
+    while True:
+        number = reader.line_num + 1
+        try:
+            yield number, next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise DataError(f"Line {number} of {path} cannot be read: {error}.", hint=_QUOTE_HINT) from error
 
 
 def _split_labels(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
@@ -181,12 +179,10 @@ def read_parquet(
         schema = parquet.read_schema(path)
     except Exception as error:  # pyarrow's own errors come from C++ under many names
         raise DataError(f"{path} is not a Parquet file: {first_line(error)}.") from error
-    embedded = _embedded_columns(schema)
+    embedded = [column.name for column in schema if _BYTES.match(str(column.type))]
     if len(embedded) > 1:
         raise DataError(f"{path} has several columns of images: {', '.join(embedded)}.", hint="Keep one of them.")
-    image = embedded[0] if embedded else _find_column(schema.names, _IMAGE_COLUMNS, "images", path)
-    label = _find_column(schema.names, _LABEL_COLUMNS, "labels", path) if labeled else None
-    split_column = _find_split_column(schema.names)
+    image, label, split_column = _find_columns(schema.names, path, labeled, *embedded)
     is_text = str(schema.field(image).type) in ("string", "large_string")
     columns = [name for name in (label, split_column, image if is_text else None) if name]
     try:
@@ -204,16 +200,6 @@ def read_parquet(
         value = table[label][row] if label else NO_LABEL
         rows.append((row_key, source, value, table[split_column][row] if split_column else split))
     return rows, _class_names(schema, label) if label else None
-
-
-def _embedded_columns(schema: Any) -> list[str]:
-    """Return the columns whose cells are bytes, as Hugging Face stores images."""
-    names = []
-    for column in schema:
-        kind = str(column.type)
-        if kind in ("binary", "large_binary") or (kind.startswith("struct") and "bytes: binary" in kind):
-            names.append(column.name)
-    return names
 
 
 def _class_names(schema: Any, label: str) -> list[str] | None:
