@@ -13,6 +13,8 @@ from pathlib import Path
 
 from vitral.data.dataset import NO_LABEL, DatasetIndex, DigitsSource, Item, load_digits
 from vitral.data.sources.folder import open_folder, open_unlabeled_folder
+from vitral.data.sources.shards import expand_braces, open_shards
+from vitral.data.sources.table import open_table
 from vitral.errors import DataError
 
 
@@ -32,16 +34,12 @@ def _open(name: str, labeled: bool) -> DatasetIndex:
         from vitral.data.sources.hub import open_hub
 
         return open_hub(name.removeprefix("hf:"), labeled=labeled)
-    from vitral.data.sources.shards import expand_braces, open_shards
-
     path = Path(os.path.expanduser(name))
     if path.suffix.lower() == ".tar" and path.is_file():
         return open_shards([path], labeled=labeled)
     if not path.exists() and ("{" in name or name.endswith(".tar")):
         return open_shards(expand_braces(name), labeled=labeled)
     if path.suffix.lower() in (".csv", ".tsv", ".parquet"):
-        from vitral.data.sources.table import open_table
-
         return open_table(path, labeled=labeled)
     if not path.is_dir():
         raise DataError(

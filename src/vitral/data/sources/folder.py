@@ -13,8 +13,6 @@ from vitral.data.headers import SUFFIXES
 from vitral.errors import DataError
 from vitral.files import as_text
 
-SUFFIX_HINT = f"Image files end in {', '.join(SUFFIXES)}."
-
 
 @dataclass
 class Ignored:
@@ -38,7 +36,11 @@ class Ignored:
 def open_folder(folder: Path) -> DatasetIndex:
     """Return the index of a folder of class folders, or of split folders with class folders in them."""
     homes = find_split_folders(folder) or {folder: "train"}
-    entries = [(split, _class_name(entry), entry) for home, split in homes.items() for entry in subfolders(home)]
+    entries = [
+        (split, unicodedata.normalize("NFC", as_text(entry.name)), entry)
+        for home, split in homes.items()
+        for entry in subfolders(home)
+    ]
     ownership = ClassFolders((name, entry) for _, name, entry in entries)
     ignored = Ignored()
     paths: dict[str, dict[str, list[Path]]] = {}
@@ -49,7 +51,13 @@ def open_folder(folder: Path) -> DatasetIndex:
     used = {name for per_class in paths.values() for name, images in per_class.items() if images}
     classes = tuple(sorted(used, key=natural_order))
     if not classes:
-        _refuse(folder, ignored)
+        if loose := [entry for entry in list_folder(folder) if entry.name.lower().endswith(SUFFIXES)]:
+            raise DataError(
+                f"{folder} has {len(loose)} images, but no class folders.",
+                hint="Put the images of each class into a folder of its name, or write a table with the columns "
+                "image,label. To train without labels, pass --objective masked-patches.",
+            )
+        _refuse(folder, ignored, "no images in class folders")
     index_of = {name: index for index, name in enumerate(classes)}
     splits = {
         split: tuple(
@@ -82,8 +90,7 @@ def open_unlabeled_folder(folder: Path) -> DatasetIndex:
         items = (Item(_key(path, folder), NO_LABEL, FileSource(str(path))) for path in images_below(home, ignored))
         splits.setdefault(split, []).extend(items)
     if not any(splits.values()):
-        others = f", but {ignored.summary()}" if ignored.suffixes else ""
-        raise DataError(f"{folder} has no images{others}.", hint=SUFFIX_HINT)
+        _refuse(folder, ignored, "no images")
     frozen = {split: tuple(items) for split, items in splits.items()}
     return DatasetIndex(name=as_text(folder.resolve().name), classes=(), splits=frozen, notes=tuple(ignored.notes()))
 
@@ -100,10 +107,6 @@ def find_split_folders(folder: Path) -> dict[Path, str]:
     contain_folders = any(map(subfolders, splits))
     are_several = len(set(splits.values())) > 1
     return splits if "train" in splits.values() and (contain_folders or are_several) else {}
-
-
-def _class_name(folder: Path) -> str:
-    return unicodedata.normalize("NFC", as_text(folder.name))
 
 
 def subfolders(folder: Path) -> list[Path]:
@@ -155,9 +158,7 @@ def images_below(
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            if name.startswith("."):
-                continue
+        for name in sorted(name for name in names if not name.startswith(".")):
             if _is_image(name):
                 yield Path(current, name)
             else:
@@ -201,13 +202,6 @@ def _key(path: Path, folder: Path) -> str:
     return as_text(path.relative_to(folder).as_posix())
 
 
-def _refuse(folder: Path, ignored: Ignored) -> NoReturn:
-    loose = [entry for entry in list_folder(folder) if entry.name.lower().endswith(SUFFIXES)]
-    if loose:
-        raise DataError(
-            f"{folder} has {len(loose)} images, but no class folders.",
-            hint="Put the images of each class into a folder of its name, or write a table with the columns "
-            "image,label. To train without labels, pass --objective masked-patches.",
-        )
+def _refuse(folder: Path, ignored: Ignored, problem: str) -> NoReturn:
     others = f", but {ignored.summary()}" if ignored.suffixes else ""
-    raise DataError(f"{folder} has no images in class folders{others}.", hint=SUFFIX_HINT)
+    raise DataError(f"{folder} has {problem}{others}.", hint=f"Image files end in {', '.join(SUFFIXES)}.")

@@ -8,7 +8,7 @@ import os
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
@@ -66,22 +66,16 @@ def open_shards(paths: Iterable[Path], folder: Path | None = None, *, labeled: b
     samples: dict[str, list[Sample]] = {}
     for path, split in _find_splits(paths, folder, notes).items():
         samples.setdefault(split, []).extend(_read_shard(path, skipped, notes, labeled))
-    if labeled:
-        _check_one_kind(home, [sample for members in samples.values() for sample in members])
-    labels = {sample.label for members in samples.values() for sample in members}
-    classes = _find_classes(home, labels) if labeled else ()
+    classes = _find_classes(home, [sample for members in samples.values() for sample in members]) if labeled else ()
     index_of = {name: index for index, name in enumerate(classes)}
-    splits: dict[str, tuple[Item, ...]] = {}
+    splits: dict[str, list[Item]] = {split: [] for split in samples}
     for split, members in samples.items():
-        items = []
-        for sample in members:
-            label = index_of.get(sample.label, -1) if isinstance(sample.label, str) else sample.label
-            indices = label if isinstance(label, tuple) else [label]
-            if not labeled or all(0 <= index < len(classes) for index in indices):
-                items.append(Item(sample.key, label, sample.source))
+        for key, written, source in members:
+            item = Item(key, index_of.get(written, -1) if isinstance(written, str) else written, source)
+            if not labeled or all(0 <= index < len(classes) for index in item.labels):
+                splits[split].append(item)
             else:
-                skipped[sample.key] = f"label {sample.label!r} is not one of the {len(classes)} classes"
-        splits[split] = tuple(items)
+                skipped[key] = f"label {written!r} is not one of the {len(classes)} classes"
     if not any(splits.values()):
         reason = f" ({next(iter(skipped.values()))})" if skipped else ""
         raise DataError(
@@ -92,7 +86,7 @@ def open_shards(paths: Iterable[Path], folder: Path | None = None, *, labeled: b
     return DatasetIndex(
         name=as_text(folder.resolve().name if folder else paths[0].stem),
         classes=classes,
-        splits=splits,
+        splits={split: tuple(items) for split, items in splits.items()},
         notes=tuple(notes),
         skipped=skipped,
         multi_label=any(isinstance(item.label, tuple) for items in splits.values() for item in items),
@@ -109,13 +103,11 @@ def _find_splits(paths: list[Path], folder: Path | None, notes: list[str]) -> di
     return {path: split or "train" for path, split in names.items()}
 
 
-def _check_one_kind(home: Path, samples: Iterable[Sample]) -> None:
+def _check_one_kind(home: Path, samples: Sequence[Sample]) -> None:
     """Raise DataError if some labels are names and others are indices: 0 could be either."""
-    examples: dict[bool, Sample] = {}
-    for sample in samples:
-        examples.setdefault(isinstance(sample.label, str), sample)
-    if len(examples) == 2:
-        name, index = examples[True], examples[False]
+    name = next((sample for sample in samples if isinstance(sample.label, str)), None)
+    index = next((sample for sample in samples if not isinstance(sample.label, str)), None)
+    if name and index:
         raise DataError(
             f"The labels of the shards in {home} mix names and indices (got {name.label!r} for {name.key} and "
             f"{index.label!r} for {index.key}; expected one kind).",
@@ -123,28 +115,25 @@ def _check_one_kind(home: Path, samples: Iterable[Sample]) -> None:
         )
 
 
-def _find_classes(folder: Path, labels: set[Label]) -> tuple[str, ...]:
+def _find_classes(folder: Path, samples: Sequence[Sample]) -> tuple[str, ...]:
     """Return the classes in classes.txt, or else the names that occur, or one class per index up to the largest."""
+    _check_one_kind(folder, samples)
+    labels = {sample.label for sample in samples}
     listed = folder / "classes.txt"
     if listed.is_file():
         return _read_classes(listed)
-    names = sorted(label for label in labels if isinstance(label, str))
-    if names:
+    if names := sorted(label for label in labels if isinstance(label, str)):
         return tuple(names)
-    indices = [label for label in labels if isinstance(label, int)]
-    indices += [index for label in labels if isinstance(label, tuple) for index in label]
-    usable = [index for index in indices if 0 <= index < MAX_CLASSES]
+    numbers = [label if isinstance(label, tuple) else (label,) for label in labels if not isinstance(label, str)]
+    usable = [index for indices in numbers for index in indices if 0 <= index < MAX_CLASSES]
     return tuple(str(index) for index in range(max(usable, default=-1) + 1))
 
 
 def _read_classes(listed: Path) -> tuple[str, ...]:
     try:
-        lines = listed.read_text(encoding="utf-8-sig").splitlines()
+        names = [line.strip() for line in listed.read_text(encoding="utf-8-sig").rstrip().splitlines()]
     except UnicodeDecodeError as error:
         raise DataError(f"{listed} is not UTF-8 text: {error}.") from error
-    names = [line.strip() for line in lines]
-    while names and not names[-1]:
-        names.pop()
     if "" in names:
         raise DataError(f"Line {names.index('') + 1} of {listed} is empty.", hint=_CLASSES_HINT)
     if repeated := [name for name, count in Counter(names).items() if count > 1]:
@@ -218,7 +207,7 @@ def _read_shard(path: Path, skipped: dict[str, str], notes: list[str], labeled: 
     keys = {key: as_text(f"{path.stem}/{key}") for key in index.images}
     if not labeled:
         return [Sample(keys[key], NO_LABEL, source) for key, source in index.images.items()]
-    skipped |= {keys[key]: "no usable label" for key in index.images.keys() - index.labels.keys()}
+    skipped |= {keys[key]: "no usable label" for key in index.images if key not in index.labels}
     return [Sample(keys[key], index.labels[key], source) for key, source in index.images.items() if key in index.labels]
 
 
