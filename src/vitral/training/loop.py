@@ -8,27 +8,16 @@ import signal
 import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from vitral.data.batches import Batch
 from vitral.evaluation.metrics import Scores
 from vitral.runs import quote
-from vitral.training.events import (
-    Baseline,
-    Chosen,
-    EpochEnded,
-    Event,
-    Finished,
-    Interrupted,
-    Measuring,
-    Saved,
-    Stepped,
-    Warned,
-)
+from vitral.training.events import EpochEnded, Event, Finished, Interrupted, Measuring, Saved, Started, Stepped, Warned
 from vitral.training.job import Job
 from vitral.training.records import write_report
 from vitral.training.schedule import lr_factor
@@ -36,13 +25,14 @@ from vitral.training.selection import BestEpoch
 from vitral.training.state import TrainState, save_state
 from vitral.training.step import TrainingError
 
+Result = TypeVar("Result")
 CURVE_POINTS = 200
 """Rows of losses.csv."""
 SAVE_COST = 20
 """A state is saved at most every so many times its own duration."""
 
 
-class SignalCatcher(AbstractContextManager["SignalCatcher"]):
+class SignalCatcher:
     """Remembers Ctrl-C and SIGTERM until the step is finished. A second signal ends the process as usual."""
 
     def __init__(self) -> None:
@@ -71,25 +61,28 @@ class SignalCatcher(AbstractContextManager["SignalCatcher"]):
         self._restore()
 
 
-def train_loop(
-    job: Job, state: TrainState, *, choices: tuple[Chosen, ...], baseline: Baseline | None
-) -> Iterator[Event]:
-    """Train until the run is finished or a signal interrupts it. `choices` and `baseline` are for the report."""
+def train_loop(job: Job, state: TrainState) -> Iterator[Event]:
+    """Train until the run is finished or a signal interrupts it."""
+    parameters = list(job.learner.model.parameters())
+    yield Started(
+        folder=job.run.folder,
+        step=state.step,
+        steps=job.steps,
+        steps_per_epoch=job.steps_per_epoch,
+        parameters=sum(parameter.numel() for parameter in parameters),
+        trained=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+    )
     with SignalCatcher() as signals:
         try:
             yield from _train(job, state, signals)
             if signals.caught is None:
-                yield from _finish(job, state, signals, choices, baseline)
+                yield from _finish(job, state, signals)
         except (RuntimeError, OSError):  # a signal to all processes also ends those that load images
             if signals.caught is None:
                 raise
         if signals.caught is not None and not job.run.results.is_file():
-            yield _interrupted(job, state, signals.caught)  # the last saved state is intact
-
-
-def _interrupted(job: Job, state: TrainState, number: int) -> Interrupted:
-    command = f"vitral train --resume {quote(str(job.run.folder))}"
-    return Interrupted(step=state.step, resume=command, signal=number)
+            command = f"vitral train --resume {quote(str(job.run.folder))}"  # the last saved state is intact
+            yield Interrupted(step=state.step, resume=command, signal=signals.caught)
 
 
 def _save(job: Job, state: TrainState, tensors: dict[str, Tensor] | None = None) -> Saved:
@@ -196,15 +189,26 @@ def _should_stop(job: Job, state: TrainState) -> bool:
 def _score_epoch(job: Job, state: TrainState, signals: SignalCatcher, epoch: int) -> Iterator[Event]:
     """Measure an epoch. A signal does not wait for it; a resumed run then starts with it."""
     state.is_unscored = True
-    with closing(_end_epoch(job, state, epoch)) as events:
-        for event in events:
+    scores = yield from _until_signal(_end_epoch(job, state, epoch), signals)
+    state.is_unscored = scores is None
+
+
+def _until_signal(
+    events: Generator[Event, None, Result], signals: SignalCatcher
+) -> Generator[Event, None, Result | None]:
+    """Yield the events and return their result, or None if a signal came while a split was measured."""
+    with closing(events):
+        while True:
+            try:
+                event = next(events)
+            except StopIteration as end:
+                return end.value
             yield event
             if signals.caught is not None and isinstance(event, Measuring):
-                return
-    state.is_unscored = False
+                return None
 
 
-def _end_epoch(job: Job, state: TrainState, epoch: int) -> Generator[Event, None, None]:
+def _end_epoch(job: Job, state: TrainState, epoch: int) -> Generator[Event, None, Scores]:
     with job.learner.averaged():
         measured = yield from job.learner.task.measure(job.learner.model, job.validation, "validation")
         state.unreadable.add(measured.unreadable, job.run)
@@ -219,6 +223,7 @@ def _end_epoch(job: Job, state: TrainState, epoch: int) -> Generator[Event, None
     row = {name: f"{value:.6f}" for name, value in values.items()}
     job.run.add_row(job.run.metrics, {"epoch": epoch, "step": state.step, **row})
     yield EpochEnded(epoch=epoch, step=state.step, is_best=is_best, seconds=state.seconds, **values)
+    return scores
 
 
 def _update_best(job: Job, state: TrainState, scores: Scores, epoch: int) -> bool:
@@ -234,25 +239,17 @@ def _warn_unreadable(job: Job, state: TrainState) -> Iterator[Event]:
         yield Warned(message=message)
 
 
-def _finish(
-    job: Job, state: TrainState, signals: SignalCatcher, choices: tuple[Chosen, ...], baseline: Baseline | None
-) -> Iterator[Event]:
+def _finish(job: Job, state: TrainState, signals: SignalCatcher) -> Iterator[Event]:
     """Measure the best model on the test split and write everything down."""
     tensors = job.learner.tensors()  # for a signal while the best model, which may replace them, is measured
     model = job.load_model() if state.best.step else job.learner.model
-    with closing(job.learner.task.measure(model, job.test, "test")) as events:
-        while True:
-            try:
-                yield next(events)
-            except StopIteration as end:
-                measured = end.value
-                break
-            if signals.caught is not None:
-                yield _save(job, state, tensors)
-                return
+    measured = yield from _until_signal(job.learner.task.measure(model, job.test, "test"), signals)
+    if measured is None:
+        yield _save(job, state, tensors)
+        return
     state.unreadable.add(measured.unreadable, job.run)
     yield from _warn_unreadable(job, state)
     job.run.plots.mkdir(exist_ok=True)
     job.learner.task.draw(model, job.run, measured.report, job.splits.test)
-    write_report(job, state, test=measured.report, baseline=baseline, choices=choices)
+    write_report(job, state, measured.report)
     yield Finished(folder=job.run.folder, test=measured.report, best_step=state.best.step, train_seconds=state.seconds)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
-from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor, nn
 
 from vitral.data.augment import random_generator
@@ -19,7 +18,7 @@ from vitral.data.batches import Batch, BatchLoader, ImageDataset
 from vitral.data.dataset import Item
 from vitral.data.splits import Splits
 from vitral.data.transforms import normalize
-from vitral.errors import ConfigError, DataError, WeightsError
+from vitral.errors import ConfigError, DataError
 from vitral.evaluation.metrics import Scores
 from vitral.model.config import ViTConfig
 from vitral.model.layers import Linear
@@ -34,7 +33,6 @@ from vitral.training.config import Masking, ResolvedConfig
 from vitral.training.events import Event, Measuring
 from vitral.training.tasks import BATCH_SAMPLE, Corruption, Measurement, PreparedBatch
 from vitral.training.tasks.masked_sheet import MAX_ROWS, PatchSheet
-from vitral.weights.formats.safetensors import write_safetensors
 
 LEVELS = 8
 """Levels per channel: 3 bits."""
@@ -127,18 +125,6 @@ class MaskedPatchPrediction:
     def measure_baseline(self, model: Network, splits: Splits) -> Generator[Event, None, None]:
         """Yield nothing: without labels there is no accuracy to measure."""
         yield from ()
-
-    def save(self, run: Run) -> None:
-        """Write the mask embedding and the head, which the model does not contain."""
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in self.extra.state_dict().items()}
-        write_safetensors(run.masking, tensors, {})
-
-    def check_saved(self, run: Run) -> None:
-        if not run.masking.is_file():
-            raise WeightsError(f"{run.masking} is missing.")
-
-    def load(self, run: Run) -> None:
-        self.extra.load_state_dict(load_file(run.masking))
 
     def draw(self, model: Network, run: Run, report: dict[str, Any], images: Sequence[Item]) -> None:
         """Draw hidden patches beside the predictions."""
