@@ -25,13 +25,11 @@ _OLD_NAMES = {"selection": "val_fraction", "most_bad": "max_bad_fraction"}
 def setting_names() -> dict[str, Any]:
     """Return every setting by its dotted name, with its type."""
     names: dict[str, Any] = {}
-    hints = get_type_hints(TrainConfig)
-    for item in fields(TrainConfig):
-        if item.name in SECTIONS:
-            inner = get_type_hints(SECTIONS[item.name])
-            names |= {f"{item.name}.{part.name}": inner[part.name] for part in fields(SECTIONS[item.name])}
+    for name, kind in get_type_hints(TrainConfig).items():
+        if name in SECTIONS:
+            names |= {f"{name}.{field}": inner for field, inner in get_type_hints(SECTIONS[name]).items()}
         else:
-            names[_SPELLED.get(item.name, item.name)] = hints[item.name]
+            names[_SPELLED.get(name, name)] = kind
     return names
 
 
@@ -59,20 +57,17 @@ def with_settings(config: TrainConfig | None, settings: Mapping[str, Any], origi
         section, dot, rest = name.partition(".")
         if section == "network" and dot:
             value = parse_field(rest, value) if isinstance(value, str) else value
-            sections.setdefault("network", {})[rest] = value
-            continue
-        if name not in known:
+        elif name in known:
+            value = parse_value(name, value, known[name], origin)
+        else:
             raise ConfigError(f"{origin}: there is no setting {name!r}.", hint=_suggest_setting(name, known))
-        value = parse_value(name, value, known[name], origin)
         if dot:
             sections.setdefault(section, {})[rest] = value
         else:
             changes[{"from": "from_weights"}.get(name, name)] = value
     for section, values in sections.items():
-        if section == "network":
-            changes["network"] = {**(config.network if config else {}), **values}
-        else:
-            changes[section] = replace(getattr(config, section) if config else SECTIONS[section](), **values)
+        current: Any = getattr(config, section) if config else SECTIONS.get(section, dict)()
+        changes[section] = {**current, **values} if section == "network" else replace(current, **values)
     if config is None and "data" not in changes:
         raise ConfigError(f"{origin}: the setting data is missing.", hint="Set data to the dataset to train on.")
     return replace(config, **changes) if config else TrainConfig(**changes)
@@ -184,9 +179,8 @@ def as_toml(config: TrainConfig) -> str:
     comments = field_texts()
     lines: list[str] = []
     section = ""
-    settings = as_settings(config)
     lengths = _other_lengths(config)
-    settings |= dict.fromkeys(lengths)
+    settings = as_settings(config) | dict.fromkeys(lengths)
     for name, value in sorted(settings.items(), key=lambda pair: "." in pair[0]):
         head, dot, rest = name.partition(".")
         if dot and head != section:
