@@ -45,10 +45,10 @@ class Optimizer:
             yield torch.optim.AdamW(plain, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
         if for_muon:
             scales = {name: group.scale for group in groups for name in group.names}
-            parts = {name: dict(self._split(name)) for name in for_muon}
-            matrices = [
-                {"params": [*part.values()], "names": [*part], "scale": scales[name]} for name, part in parts.items()
-            ]
+            matrices: list[dict[str, Any]] = []
+            for name in for_muon:
+                parts = dict(self._split(name))
+                matrices.append({"params": [*parts.values()], "names": [*parts], "scale": scales[name]})
             yield Muon(matrices, lr=optim.lr, weight_decay=optim.weight_decay, momentum=momentum)
 
     def _is_for_muon(self, name: str) -> bool:
