@@ -47,10 +47,6 @@ class Facts:
     pretrained: ModelSpec | None
     """The checkpoint to start from, or the network that the caller built."""
 
-    @property
-    def images_per_class(self) -> float:
-        return len(self.train) / max(1, len(self.dataset.classes))
-
 
 def resolve(config: TrainConfig, facts: Facts) -> tuple[ResolvedConfig, tuple[Chosen, ...]]:
     """Return the settings with every "auto" replaced, and the choices with their reasons."""
@@ -142,7 +138,7 @@ def _model(config: TrainConfig, facts: Facts) -> Choice | None:
 
 
 def _tune_what(config: TrainConfig, facts: Facts) -> Choice:
-    images = facts.images_per_class
+    images = len(facts.train) / max(1, len(facts.dataset.classes))  # per class
     if not config.from_weights:
         return "all", "trained from scratch"
     if config.objective != "classify":

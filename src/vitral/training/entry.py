@@ -32,10 +32,9 @@ def train_events(
     config: str | Path | None = None,
     **settings: Any,
 ) -> Iterator[Event]:
-    """Train and yield events. Settings are those of TrainConfig; a section takes a dict.
+    """Train and yield events. Settings are those of TrainConfig, over those of `recipe` and `config` (a TOML file).
 
-    `recipe` and `config` (a TOML file) come before the settings, as on the command line. `resume` continues a run;
-    settings may be repeated but must be the same.
+    `resume` continues a run; settings may be repeated but must be the same.
     """
     if resume is None:
         return start_run(collect_settings(data, flatten(settings), recipe=recipe, config=config), out=out)

@@ -94,15 +94,14 @@ class TrainState:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "TrainState":
-        values = dict(content)
-        best, unreadable = BestEpoch(**values.pop("best")), UnreadableImages(**values.pop("unreadable"))
-        state = cls(best=best, unreadable=unreadable, **values)
+        """Return a state that was saved. ValueError if no run can have saved it."""
+        best, unreadable = BestEpoch(**content["best"]), UnreadableImages(**content["unreadable"])
+        state = cls(**{**content, "best": best, "unreadable": unreadable})
         _check_values(state)
         return state
 
 
 def _check_values(state: TrainState) -> None:
-    """Raise ValueError if a value cannot have been saved by a run."""
     best, unreadable = state.best, state.unreadable
     counts = (state.step, state.loss_steps, state.steps_in_range, best.step, unreadable.training, unreadable.reported)
     if not all(type(count) is int and 0 <= count < 2**63 for count in counts) or type(best.epoch) is not int:

@@ -80,6 +80,5 @@ def merge_lora(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def save_adapter(path: Path, model: Network, base: str, sha256: str | None) -> None:
     """Write the trained weights alone, with the SHA-256 of the checkpoint that they belong to."""
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    tensors = {n: tensor.detach().cpu().contiguous() for n, tensor in model.state_dict().items() if n in trained}
+    tensors = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters() if p.requires_grad}
     write_safetensors(path, tensors, {ADAPTER: json.dumps({"base": base, "base_sha256": sha256})})
