@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -98,53 +99,43 @@ def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 # ---- values ----
 
-_MISMATCH = object()
-
 
 def parse_value(name: str, value: object, kind: Any, origin: str) -> Any:
     """Return a value in the type of its setting, reading words as numbers; raise ConfigError if it does not fit."""
     for choice in get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,):
-        parsed = _parse(value, choice)
-        if parsed is not _MISMATCH:
-            return parsed
+        with suppress(TypeError, ValueError, OverflowError):
+            return _parse(value, choice)
     hint = "The paper's Adam has decoupled decay: use adamw." if (name, value) == ("optim.name", "adam") else None
     raise ConfigError(f"{origin}: {name} must be {_describe(kind)} (got {short_repr(value)}).", hint=hint)
 
 
 def _parse(value: Any, kind: Any) -> Any:
-    if kind is type(None):
-        return None if value is None or value == "none" else _MISMATCH
-    if get_origin(kind) is Literal:
-        return value if isinstance(value, str) and value in get_args(kind) else _MISMATCH
-    if get_origin(kind) is tuple:
-        return _parse_tuple(value, get_args(kind))
-    if kind is bool:
-        words = {"true": True, "false": False}
-        return value if isinstance(value, bool) else words.get(str(value), _MISMATCH)
+    """Return a value in one type. ValueError, TypeError or OverflowError if it does not fit."""
     if kind in (int, float) and not isinstance(value, bool):
         return _parse_number(value, kind)
-    if kind is str:
-        return fspath(cast("str", value)) if isinstance(value, str | PathLike) else _MISMATCH
-    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else _MISMATCH
+    if get_origin(kind) is tuple and isinstance(value, str | list | tuple):
+        parts = cast("list[Any]", value.replace("x", ",").split(",") if isinstance(value, str) else value)
+        return tuple(_parse(part, inner) for part, inner in zip(parts, get_args(kind), strict=True))
+    if kind is str and isinstance(value, str | PathLike):
+        return fspath(cast("str", value))
+    if kind is bool and (isinstance(value, bool) or value in ("true", "false")):
+        return value in (True, "true")
+    if kind is type(None) and value in (None, "none"):
+        return None
+    if get_origin(kind) is Literal and isinstance(value, str) and value in get_args(kind):
+        return value
+    if get_origin(kind) is Mapping and isinstance(value, Mapping):
+        return cast("Mapping[str, Any]", value)
+    raise ValueError(value)
 
 
-def _parse_number(value: Any, kind: type[int] | type[float]) -> Any:
-    try:
-        if kind is int and (isinstance(value, int) or re.fullmatch(r"[+-]?[0-9]{1,40}", str(value))):
-            return int(value)  # exact, also beyond 2**53
-        number = float(value)
-        return _MISMATCH if kind is int and number != int(number) else kind(number)
-    except (TypeError, ValueError, OverflowError):
-        return _MISMATCH
-
-
-def _parse_tuple(value: Any, kinds: tuple[Any, ...]) -> Any:
-    parts = value.replace("x", ",").split(",") if isinstance(value, str) else value
-    parts = cast("list[Any]", parts) if isinstance(parts, list | tuple) else []
-    if len(parts) != len(kinds):
-        return _MISMATCH
-    parsed = tuple(_parse(part, kind) for part, kind in zip(parts, kinds, strict=True))
-    return _MISMATCH if _MISMATCH in parsed else parsed
+def _parse_number(value: Any, kind: type[int] | type[float]) -> int | float:
+    if kind is int and (isinstance(value, int) or re.fullmatch(r"[+-]?[0-9]{1,40}", str(value))):
+        return int(value)  # exact, also beyond 2**53
+    number = float(value)
+    if kind is int and number != int(number):
+        raise ValueError(value)
+    return kind(number)
 
 
 def _describe(kind: Any) -> str:

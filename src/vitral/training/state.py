@@ -95,8 +95,9 @@ class TrainState:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "TrainState":
         """Return a state that was saved. ValueError if no run can have saved it."""
-        best, unreadable = BestEpoch(**content["best"]), UnreadableImages(**content["unreadable"])
-        state = cls(**{**content, "best": best, "unreadable": unreadable})
+        values = dict(content)
+        best, unreadable = BestEpoch(**values.pop("best")), UnreadableImages(**values.pop("unreadable"))
+        state = cls(best=best, unreadable=unreadable, **values)
         _check_values(state)
         return state
 
