@@ -59,12 +59,10 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     if not isinstance(run, Run):
         yield from (Warned(message=f"{config.from_weights}: {change}") for change in changes)
     is_custom = request.network is not None and not _is_describable(model)  # before LoRA adds its modules
-    is_masked = config.objective == "masked-patches"
-    task = (
-        MaskedPatchPrediction(model, preprocess, config)
-        if is_masked
-        else Classification(model, preprocess, config, dataset, splits)
-    )
+    if config.objective == "classify":
+        task = Classification(model, preprocess, config, dataset, splits)
+    else:
+        task = MaskedPatchPrediction(model, preprocess, config)
     learner = Learner(model, task, config)
     train, validation, test = build_loaders(config, dataset, splits, preprocess, model.config.step_hw)
     if config.epochs == "auto":

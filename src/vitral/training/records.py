@@ -46,9 +46,9 @@ def make_manifest(job: Job) -> dict[str, Any]:
 
 def write_report(job: Job, state: TrainState, test: dict[str, Any]) -> None:
     """Write report.json and the contact sheet; the HTML page is rendered from them."""
-    run, config, dataset = job.run, job.config, job.dataset
-    items = [item if dataset.classes else replace(item, label=0) for item in job.splits.train]
-    contact_sheet(items, dataset.classes or ("images",)).save(run.plots / "data.png")
+    run, config, classes = job.run, job.config, job.dataset.classes
+    items = [item if classes else replace(item, label=0) for item in job.splits.train]
+    contact_sheet(items, classes or ("images",)).save(run.plots / "data.png")
     run.write_report(  # the last file of all: it marks the run as finished
         {
             "test": test,
