@@ -6,6 +6,7 @@ help, its comment in config.toml and its documentation. `auto.py` chooses a valu
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, Literal, cast, get_args
 
 from vitral.data.augment import Augment
@@ -268,42 +269,24 @@ def as_resolved(config: TrainConfig) -> ResolvedConfig:
 
 # ---- checks ----
 
-MAX_COUNT = 2**31
-_COUNT: dict[str, float] = {"minimum": 1, "maximum": MAX_COUNT}
-_AMOUNT: dict[str, float] = {"minimum": 0, "maximum": 1e6}
-_FRACTION: dict[str, float] = {"minimum": 0, "below": 1}
-_POSITIVE: dict[str, float] = {"above": 0, "maximum": 1e6}
-
-BOUNDS: dict[str, dict[str, float]] = {
+_COUNT = {"minimum": 1, "maximum": 2**31}
+_COUNT_OR_ZERO = {"minimum": 0, "maximum": 2**31}
+_AMOUNT = {"minimum": 0, "maximum": 1e6}
+_FRACTION = {"minimum": 0, "below": 1}
+_POSITIVE = {"above": 0, "maximum": 1e6}
+BOUNDS: dict[str, Mapping[str, float]] = {
+    **dict.fromkeys(("steps", "batch_size", "accumulate", "tune.blocks", "tune.rank"), _COUNT),
+    **dict.fromkeys(("optim.warmup_steps", "seed", "patience"), _COUNT_OR_ZERO),
+    **dict.fromkeys(("optim.weight_decay", "optim.clip", "optim.end_lr", "mix.mixup", "mix.cutmix"), _AMOUNT),
+    **dict.fromkeys(("optim.momentum", "optim.betas", "optim.stairs", "loss.smoothing"), _FRACTION),
+    **dict.fromkeys(("ema", "dropout", "drop_path"), _FRACTION),
+    **dict.fromkeys(("epochs", "optim.lr", "optim.eps"), _POSITIVE),
     "val_fraction": {"above": 0, "below": 0.5},  # the larger part must be trained on
     "image_size": {"minimum": 1, "maximum": 16384},
     "channels": {"minimum": 1, "maximum": 10_000},
-    "epochs": _POSITIVE,
-    "steps": _COUNT,
     "minutes": {"minimum": 0.01, "maximum": 1e7},
-    "batch_size": _COUNT,
-    "accumulate": _COUNT,
-    "optim.lr": _POSITIVE,
-    "optim.weight_decay": _AMOUNT,
-    "optim.momentum": _FRACTION,
-    "optim.betas": _FRACTION,
-    "optim.stairs": _FRACTION,
-    "optim.eps": _POSITIVE,
-    "optim.clip": _AMOUNT,
     "optim.layer_decay": {"above": 0, "maximum": 1},
-    "optim.warmup_steps": {"minimum": 0, "maximum": MAX_COUNT},
-    "optim.end_lr": _AMOUNT,
-    "loss.smoothing": _FRACTION,
-    "mix.mixup": _AMOUNT,
-    "mix.cutmix": _AMOUNT,
-    "tune.blocks": _COUNT,
-    "tune.rank": _COUNT,
-    "ema": _FRACTION,
-    "dropout": _FRACTION,
-    "drop_path": _FRACTION,
-    "seed": {"minimum": 0, "maximum": MAX_COUNT},
     "workers": {"minimum": 0, "maximum": 1024},
-    "patience": {"minimum": 0, "maximum": MAX_COUNT},
     "save_seconds": {"minimum": 0, "maximum": 1e9},
     "max_bad_fraction": {"minimum": 0, "maximum": 1.0},
 }
@@ -311,32 +294,26 @@ BOUNDS: dict[str, dict[str, float]] = {
 
 def _check_numbers(config: TrainConfig) -> None:
     for name, bounds in BOUNDS.items():
-        section, dot, rest = name.partition(".")
-        value = getattr(config, section)
-        value = getattr(value, rest) if dot else value
-        numbers = cast("tuple[Any, ...]", value if isinstance(value, tuple) else (value,))
-        for number in numbers:
-            if number is not None and not isinstance(number, str):
-                _check_bounds(name, number, bounds)
-
-
-def _check_bounds(name: str, number: object, bounds: Mapping[str, float]) -> None:
-    minimum, maximum = bounds.get("minimum"), bounds.get("maximum")
-    if isinstance(number, int) and isinstance(minimum, int) and isinstance(maximum, int):
-        check_int(name, number, minimum=minimum, maximum=maximum)
-    else:
-        check_number(name, number, **bounds)
+        value: Any = attrgetter(name)(config)
+        minimum, maximum = bounds.get("minimum"), bounds.get("maximum")
+        for number in cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,):
+            if number is None or isinstance(number, str):
+                continue
+            if isinstance(number, int) and isinstance(minimum, int) and isinstance(maximum, int):
+                check_int(name, number, minimum=minimum, maximum=maximum)
+            else:
+                check_number(name, number, **bounds)
 
 
 def _check_texts(config: TrainConfig) -> None:
-    for name in ("data", "val", "from_weights", "model"):
-        value, shown = getattr(config, name), {"from_weights": "from"}.get(name, name)
-        if value is not None and name != "data" and not value.strip():  # collect_settings reports missing data
-            raise ConfigError(f"{shown}={value!r} is empty.", hint="Leave it out.")
-        if value is not None and ("\0" in value or value.encode("utf-8", "replace").decode() != value):
-            raise ConfigError(
-                f"{shown}={value!r} is not valid UTF-8, so config.toml cannot hold it.", hint="Rename it."
-            )
+    texts = {"data": config.data, "val": config.val, "from": config.from_weights, "model": config.model}
+    for name, value in texts.items():
+        if value is None:
+            continue
+        if name != "data" and not value.strip():  # collect_settings reports missing data
+            raise ConfigError(f"{name}={value!r} is empty.", hint="Leave it out.")
+        if "\0" in value or value.encode("utf-8", "replace").decode() != value:
+            raise ConfigError(f"{name}={value!r} is not valid UTF-8, so config.toml cannot hold it.", hint="Rename it.")
     if config.from_weights and config.model != "auto":
         raise ConfigError(
             f"model={config.model!r} and from={config.from_weights!r} both name a network.",

@@ -1,29 +1,17 @@
 """Start and resume runs."""
 
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vitral.data.dataset import DatasetIndex
 from vitral.errors import ConfigError, DataError, VitralError, WeightsError
 from vitral.model.network import Network
 from vitral.runs import Run
 from vitral.training.config import SECTIONS, ResolvedConfig, TrainConfig
-from vitral.training.events import (
-    Baseline,
-    Chosen,
-    Event,
-    Finished,
-    Measuring,
-    Saved,
-    Started,
-    Stepped,
-    Warned,
-    as_log_line,
-)
+from vitral.training.events import Baseline, Chosen, Event, Finished, Started, Warned, as_log_line
 from vitral.training.job import Job
 from vitral.training.loop import train_loop
 from vitral.training.prepare import prepare
@@ -33,7 +21,6 @@ from vitral.training.selection import BestEpoch
 from vitral.training.settings import as_toml, flatten
 from vitral.training.state import TrainState, check_fits, load_state
 from vitral.training.step import initial_loss_scale
-from vitral.weights.checksum import verify_checksum
 
 
 def train_events(
@@ -45,10 +32,9 @@ def train_events(
     config: str | Path | None = None,
     **settings: Any,
 ) -> Iterator[Event]:
-    """Train and yield events. Settings are those of TrainConfig; a section takes a dict.
+    """Train and yield events. Settings are those of TrainConfig, over those of `recipe` and `config` (a TOML file).
 
-    `recipe` and `config` (a TOML file) come before the settings, as on the command line. `resume` continues a run;
-    settings may be repeated but must be the same.
+    `resume` continues a run; settings may be repeated but must be the same.
     """
     if resume is None:
         return start_run(collect_settings(data, flatten(settings), recipe=recipe, config=config), out=out)
@@ -70,12 +56,10 @@ def _start(request: Request, folder: Path | None) -> Iterator[Event]:
     job = yield from prepare(request, folder)
     with job.run.claim():
         job.run.write_config(as_toml(job.config))
-        job.run.write_manifest(make_manifest(job, None))
-        baseline = yield from _measure_baseline(job)
-        job.run.write_manifest(make_manifest(job, baseline))
-        state = TrainState(loss_scale=initial_loss_scale(job.config))
-        yield _started(job, state)
-        yield from train_loop(job, state, choices=job.choices, baseline=baseline)
+        job.run.write_manifest(make_manifest(job))
+        job = yield from _with_baseline(job)
+        job.run.write_manifest(make_manifest(job))
+        yield from train_loop(job, TrainState(loss_scale=initial_loss_scale(job.config)))
 
 
 def resume_run(run: Run, config: ResolvedConfig, *, network: Network | None = None) -> Iterator[Event]:
@@ -83,10 +67,7 @@ def resume_run(run: Run, config: ResolvedConfig, *, network: Network | None = No
     if report := run.read_report():
         yield Warned(message=f"{run.folder} is finished; there is nothing to resume.")
         yield Finished(
-            folder=run.folder,
-            test=report["test"],
-            best_step=report["best_step"],
-            train_seconds=report["train_seconds"],
+            folder=run.folder, test=report["test"], best_step=report["best_step"], train_seconds=report["train_seconds"]
         )
         return
     yield from _log_events(_resume(run, config, network))
@@ -99,35 +80,32 @@ def _resume(run: Run, config: ResolvedConfig, network: Network | None) -> Iterat
         if manifest:
             yield from _check_unchanged(job, manifest)
         else:
-            manifest = make_manifest(job, None)
+            manifest = make_manifest(job)
             yield Warned(message=f"{run.manifest} is missing, so changes of the dataset cannot be detected.")
         choices = tuple(Chosen(name=name, value=value, reason=reason) for name, value, reason in manifest["choices"])
         baseline = Baseline(**manifest["baseline"]) if manifest.get("baseline") else None
+        job = replace(job, choices=choices, baseline=baseline)
         state = yield from _restore(job)
         if state is None:
             yield Warned(message="The run ended before its first state was saved; it starts over.")
             state = TrainState(loss_scale=initial_loss_scale(job.config))
             if baseline is None:
-                baseline = yield from _measure_baseline(job)
-                manifest["baseline"] = None if baseline is None else asdict(baseline)
+                job = yield from _with_baseline(job)
+                manifest["baseline"] = make_manifest(job)["baseline"]
         run.drop_rows_after(state.step)
         manifest["resumes"] = [*manifest["resumes"], state.step]
         run.write_manifest(manifest)
-        yield _started(job, state)
-        yield from train_loop(job, state, choices=choices, baseline=baseline)
+        yield from train_loop(job, state)
 
 
 def _check_unchanged(job: Job, manifest: Mapping[str, Any]) -> Iterator[Event]:
     """Raise an error if the run started with another dataset or checkpoint, and warn of smaller changes."""
     hint = "Restore it, or start another run."
-    datasets: tuple[tuple[str, str, DatasetIndex | None], ...] = (
-        ("data", "The dataset", job.dataset),
-        ("val", "The dataset of --val", job.val),
-    )
-    for name, shown, dataset in datasets:
+    for name, dataset in {"data": job.dataset, "val": job.val}.items():
         if dataset is not None and manifest.get(f"{name}_fingerprint", "") not in ("", dataset.fingerprint()):
+            shown = "The dataset of --val" if name == "val" else "The dataset"
             raise DataError(f"{shown} is not the one that {job.run.folder} started with.", hint=hint)
-    if manifest.get("base_sha256", job.writer.base_sha256) != job.writer.base_sha256:
+    if manifest.get("base_sha256", job.base_sha256) != job.base_sha256:
         raise WeightsError(
             f"{job.config.from_weights} is not the checkpoint that {job.run.folder} started with.", hint=hint
         )
@@ -157,8 +135,7 @@ def _restore(job: Job) -> Generator[Event, None, TrainState | None]:
     is_kept = job.config.keep == "best" or state.step >= job.steps
     if state.best.step and is_kept:
         try:
-            verify_checksum(job.run.model)
-            job.learner.task.check_saved(job.run)
+            job.check_saved()
         except VitralError as error:
             state.best = BestEpoch()
             state.is_unscored = state.step >= job.steps  # measure and keep the last model again
@@ -166,26 +143,13 @@ def _restore(job: Job) -> Generator[Event, None, TrainState | None]:
     return state
 
 
-def _measure_baseline(job: Job) -> Generator[Event, None, Baseline | None]:
-    """Yield the events of the baseline and return it, if there is one."""
-    baseline = None
+def _with_baseline(job: Job) -> Generator[Event, None, Job]:
+    """Yield the events of the baseline and return the job with it, if there is one."""
     for event in job.learner.task.measure_baseline(job.learner.model, job.splits):
         if isinstance(event, Baseline):
-            baseline = event
+            job = replace(job, baseline=event)
         yield event
-    return baseline
-
-
-def _started(job: Job, state: TrainState) -> Started:
-    parameters = list(job.learner.model.parameters())
-    return Started(
-        folder=job.run.folder,
-        step=state.step,
-        steps=job.steps,
-        steps_per_epoch=job.steps_per_epoch,
-        parameters=sum(parameter.numel() for parameter in parameters),
-        trained=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
-    )
+    return job
 
 
 def _log_events(events: Iterator[Event]) -> Iterator[Event]:
@@ -195,8 +159,8 @@ def _log_events(events: Iterator[Event]) -> Iterator[Event]:
     for event in events:
         if isinstance(event, Started):
             run = Run(event.folder)
-        if not isinstance(event, Stepped | Measuring | Saved):
-            lines.append(as_log_line(event))
+        if line := as_log_line(event):
+            lines.append(line)
         if run is not None and lines:
             run.add_log(*lines)
             lines.clear()

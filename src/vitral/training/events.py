@@ -112,8 +112,10 @@ class Finished:
 Event = Chosen | Baseline | Started | Stepped | Measuring | EpochEnded | Saved | Warned | Interrupted | Finished
 
 
-def as_log_line(event: Event) -> str:
-    """Return the event as a line of log.txt."""
+def as_log_line(event: Event) -> str | None:
+    """Return the event as a line of log.txt; None for those of every few seconds."""
+    if isinstance(event, Stepped | Measuring | Saved):
+        return None
     values = {item.name: getattr(event, item.name) for item in fields(event) if item.name != "test"}
     if isinstance(event, Finished):
         values |= {name: event.test[name] for name in ("top1", "top5", "images", "loss")}

@@ -8,27 +8,16 @@ import signal
 import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import closing, contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from vitral.data.batches import Batch
 from vitral.evaluation.metrics import Scores
 from vitral.runs import quote
-from vitral.training.events import (
-    Baseline,
-    Chosen,
-    EpochEnded,
-    Event,
-    Finished,
-    Interrupted,
-    Measuring,
-    Saved,
-    Stepped,
-    Warned,
-)
+from vitral.training.events import EpochEnded, Event, Finished, Interrupted, Measuring, Saved, Started, Stepped, Warned
 from vitral.training.job import Job
 from vitral.training.records import write_report
 from vitral.training.schedule import lr_factor
@@ -36,60 +25,61 @@ from vitral.training.selection import BestEpoch
 from vitral.training.state import TrainState, save_state
 from vitral.training.step import TrainingError
 
+Result = TypeVar("Result")
 CURVE_POINTS = 200
 """Rows of losses.csv."""
 SAVE_COST = 20
 """A state is saved at most every so many times its own duration."""
 
 
-class SignalCatcher(AbstractContextManager["SignalCatcher"]):
-    """Remembers Ctrl-C and SIGTERM until the step is finished. A second signal ends the process as usual."""
+@contextmanager
+def catch_signals() -> Generator[list[int]]:
+    """Collect Ctrl-C or SIGTERM, so that the step can finish. A second signal ends the process as usual."""
+    caught: list[int] = []
+    previous: dict[int, Any] = {}
 
-    def __init__(self) -> None:
-        self.caught: int | None = None
-        self._previous: dict[int, Any] = {}
+    def restore() -> None:
+        while previous:
+            signal.signal(*previous.popitem())
 
-    def __enter__(self) -> "SignalCatcher":
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._catch)
-        return self
-
-    def _catch(self, number: int, _: FrameType | None) -> None:
-        self.caught = number
-        self._restore()
+    def catch(number: int, _: FrameType | None) -> None:
+        caught.append(number)
+        restore()
         if hasattr(signal, "SIGCHLD"):
             # A signal to all processes also ends those that load images, which torch would report wherever we are.
             signal.signal(signal.SIGCHLD, _ignore)
 
-    def _restore(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            previous[number] = signal.signal(number, catch)
+    try:
+        yield caught
+    finally:
+        restore()
 
-    def __exit__(self, *_: object) -> None:
-        self._restore()
 
-
-def train_loop(
-    job: Job, state: TrainState, *, choices: tuple[Chosen, ...], baseline: Baseline | None
-) -> Iterator[Event]:
-    """Train until the run is finished or a signal interrupts it. `choices` and `baseline` are for the report."""
-    with SignalCatcher() as signals:
+def train_loop(job: Job, state: TrainState) -> Iterator[Event]:
+    """Train until the run is finished or a signal interrupts it."""
+    parameters = list(job.learner.model.parameters())
+    yield Started(
+        folder=job.run.folder,
+        step=state.step,
+        steps=job.steps,
+        steps_per_epoch=job.steps_per_epoch,
+        parameters=sum(parameter.numel() for parameter in parameters),
+        trained=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+    )
+    with catch_signals() as signals:
         try:
             yield from _train(job, state, signals)
-            if signals.caught is None:
-                yield from _finish(job, state, signals, choices, baseline)
+            if not signals:
+                yield from _finish(job, state, signals)
         except (RuntimeError, OSError):  # a signal to all processes also ends those that load images
-            if signals.caught is None:
+            if not signals:
                 raise
-        if signals.caught is not None and not job.run.results.is_file():
-            yield _interrupted(job, state, signals.caught)  # the last saved state is intact
-
-
-def _interrupted(job: Job, state: TrainState, number: int) -> Interrupted:
-    command = f"vitral train --resume {quote(str(job.run.folder))}"
-    return Interrupted(step=state.step, resume=command, signal=number)
+        if signals and not job.run.results.is_file():
+            command = f"vitral train --resume {quote(str(job.run.folder))}"  # the last saved state is intact
+            yield Interrupted(step=state.step, resume=command, signal=signals[0])
 
 
 def _save(job: Job, state: TrainState, tensors: dict[str, Tensor] | None = None) -> Saved:
@@ -119,14 +109,14 @@ class SaveClock:
         return saved
 
 
-def _train(job: Job, state: TrainState, signals: SignalCatcher) -> Iterator[Event]:
+def _train(job: Job, state: TrainState, signals: list[int]) -> Iterator[Event]:
     """Train to the last step, or until a signal; then the state is saved."""
     started, seconds_before, first_step = time.perf_counter(), state.seconds, state.step
     clock = SaveClock(job.config.save_seconds)
     if state.is_unscored:
         yield from _score_epoch(job, state, signals, (state.step - 1) // job.steps_per_epoch)
         yield clock.save(job, state)
-    while state.step < job.steps and not _should_stop(job, state) and signals.caught is None:
+    while state.step < job.steps and not _should_stop(job, state) and not signals:
         epoch, number = divmod(state.step, job.steps_per_epoch)
         for batch in job.train.epoch(epoch, start=number):
             factor = lr_factor(job.config.optim, state.step, job.steps, job.warmup_steps)
@@ -134,7 +124,8 @@ def _train(job: Job, state: TrainState, signals: SignalCatcher) -> Iterator[Even
             state.seconds = seconds_before + time.perf_counter() - started
             speed = (state.step - first_step) / (state.seconds - seconds_before)
             lr = job.config.optim.lr * factor
-            _record_loss(job, state.step, loss, lr)
+            if state.step % max(1, job.steps // CURVE_POINTS) == 0:
+                job.run.add_row(job.run.losses, {"step": state.step, "loss": f"{loss:.6f}", "lr": f"{lr:.6g}"})
             yield Stepped(
                 step=state.step,
                 steps=job.steps,
@@ -146,16 +137,16 @@ def _train(job: Job, state: TrainState, signals: SignalCatcher) -> Iterator[Even
             )
             if state.step >= job.steps or state.step % job.steps_per_epoch == 0:
                 break  # the end of an epoch is saved after its scores
-            if signals.caught is not None or clock.is_due():
+            if signals or clock.is_due():
                 yield clock.save(job, state)
-            if signals.caught is not None:
+            if signals:
                 return
         is_scored = job.is_scored(epoch, state.step)
         if is_scored:
             yield from _score_epoch(job, state, signals, epoch)
         state.seconds = seconds_before + time.perf_counter() - started
         is_kept = job.config.keep == "best" and is_scored
-        if is_kept or signals.caught is not None or clock.is_due(at_epoch_end=True):
+        if is_kept or signals or clock.is_due(at_epoch_end=True):
             yield clock.save(job, state)
 
 
@@ -178,11 +169,6 @@ def _step(job: Job, state: TrainState, batch: Batch, factor: float) -> float:
     return loss
 
 
-def _record_loss(job: Job, step: int, loss: float, lr: float) -> None:
-    if step % max(1, job.steps // CURVE_POINTS) == 0:
-        job.run.add_row(job.run.losses, {"step": step, "loss": f"{loss:.6f}", "lr": f"{lr:.6g}"})
-
-
 def _should_stop(job: Job, state: TrainState) -> bool:
     """Return whether to stop early, which only new scores can bring about."""
     epoch, rest = divmod(state.step, job.steps_per_epoch)
@@ -193,18 +179,27 @@ def _should_stop(job: Job, state: TrainState) -> bool:
 # ---- scores ----
 
 
-def _score_epoch(job: Job, state: TrainState, signals: SignalCatcher, epoch: int) -> Iterator[Event]:
+def _score_epoch(job: Job, state: TrainState, signals: list[int], epoch: int) -> Iterator[Event]:
     """Measure an epoch. A signal does not wait for it; a resumed run then starts with it."""
     state.is_unscored = True
-    with closing(_end_epoch(job, state, epoch)) as events:
-        for event in events:
+    scores = yield from _until_signal(_end_epoch(job, state, epoch), signals)
+    state.is_unscored = scores is None
+
+
+def _until_signal(events: Generator[Event, None, Result], signals: list[int]) -> Generator[Event, None, Result | None]:
+    """Yield the events and return their result, or None if a signal came while a split was measured."""
+    with closing(events):
+        while True:
+            try:
+                event = next(events)
+            except StopIteration as end:
+                return end.value
             yield event
-            if signals.caught is not None and isinstance(event, Measuring):
-                return
-    state.is_unscored = False
+            if signals and isinstance(event, Measuring):
+                return None
 
 
-def _end_epoch(job: Job, state: TrainState, epoch: int) -> Generator[Event, None, None]:
+def _end_epoch(job: Job, state: TrainState, epoch: int) -> Generator[Event, None, Scores]:
     with job.learner.averaged():
         measured = yield from job.learner.task.measure(job.learner.model, job.validation, "validation")
         state.unreadable.add(measured.unreadable, job.run)
@@ -219,6 +214,7 @@ def _end_epoch(job: Job, state: TrainState, epoch: int) -> Generator[Event, None
     row = {name: f"{value:.6f}" for name, value in values.items()}
     job.run.add_row(job.run.metrics, {"epoch": epoch, "step": state.step, **row})
     yield EpochEnded(epoch=epoch, step=state.step, is_best=is_best, seconds=state.seconds, **values)
+    return scores
 
 
 def _update_best(job: Job, state: TrainState, scores: Scores, epoch: int) -> bool:
@@ -234,25 +230,17 @@ def _warn_unreadable(job: Job, state: TrainState) -> Iterator[Event]:
         yield Warned(message=message)
 
 
-def _finish(
-    job: Job, state: TrainState, signals: SignalCatcher, choices: tuple[Chosen, ...], baseline: Baseline | None
-) -> Iterator[Event]:
+def _finish(job: Job, state: TrainState, signals: list[int]) -> Iterator[Event]:
     """Measure the best model on the test split and write everything down."""
     tensors = job.learner.tensors()  # for a signal while the best model, which may replace them, is measured
     model = job.load_model() if state.best.step else job.learner.model
-    with closing(job.learner.task.measure(model, job.test, "test")) as events:
-        while True:
-            try:
-                yield next(events)
-            except StopIteration as end:
-                measured = end.value
-                break
-            if signals.caught is not None:
-                yield _save(job, state, tensors)
-                return
+    measured = yield from _until_signal(job.learner.task.measure(model, job.test, "test"), signals)
+    if measured is None:
+        yield _save(job, state, tensors)
+        return
     state.unreadable.add(measured.unreadable, job.run)
     yield from _warn_unreadable(job, state)
     job.run.plots.mkdir(exist_ok=True)
     job.learner.task.draw(model, job.run, measured.report, job.splits.test)
-    write_report(job, state, test=measured.report, baseline=baseline, choices=choices)
+    write_report(job, state, measured.report)
     yield Finished(folder=job.run.folder, test=measured.report, best_step=state.best.step, train_seconds=state.seconds)

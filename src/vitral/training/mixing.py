@@ -12,11 +12,11 @@ Generator = np.random.Generator
 
 def mix_batch(images: Tensor, targets: Tensor, mix: Mix, random: Generator) -> tuple[Tensor, Tensor]:
     """(B, C, H, W) and (B, K): apply mixup or CutMix with the next image of the batch, as in the paper's code."""
-    kinds = [kind for kind, alpha in (("mixup", mix.mixup), ("cutmix", mix.cutmix)) if alpha > 0]
-    if not kinds or len(images) < 2:
+    mixers = [(mixer, alpha) for mixer, alpha in ((mixup, mix.mixup), (cutmix, mix.cutmix)) if alpha > 0]
+    if not mixers or len(images) < 2:
         return images, targets
-    kind = kinds[int(random.integers(len(kinds)))]
-    return mixup(images, targets, mix.mixup, random) if kind == "mixup" else cutmix(images, targets, mix.cutmix, random)
+    mixer, alpha = mixers[int(random.integers(len(mixers)))]
+    return mixer(images, targets, alpha, random)
 
 
 def mixup(images: Tensor, targets: Tensor, alpha: float, random: Generator) -> tuple[Tensor, Tensor]:
@@ -51,8 +51,8 @@ def soft_loss(
 ) -> Tensor:
     """Return the mean loss over the images: cross-entropy, or the sum of binary cross-entropies over the classes.
 
-    Class weights make it a weighted mean, or weight the positives. `batch` has the targets of the whole batch that
-    these are a part of; the losses of the parts add up to the loss of the batch.
+    Class weights make it a weighted mean, or weight the positives. `batch` has the targets of the whole batch: the
+    losses of its parts add up to its loss.
     """
     logits = logits.float()
     batch = targets if batch is None else batch

@@ -16,18 +16,14 @@ from vitral.training.config import ResolvedOptim
 DEFAULT_MOMENTUM = {"sgd": 0.9, "muon": 0.95}
 
 
-def trained_parameters(model: Network, extra: nn.Module | None) -> dict[str, nn.Parameter]:
-    """Return the trained parameters of the network and of the task beside it, which belong to the head's layer."""
-    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return parameters | {f"extra.{name}": p for name, p in (extra or nn.Identity()).named_parameters()}
-
-
 class Optimizer:
     """One or two torch optimizers that share a learning rate; their state is named by parameter."""
 
     def __init__(self, model: Network, optim: ResolvedOptim, extra: nn.Module | None = None):
+        """Train the parameters of the network, and those of the task beside it in the layer of the head."""
         self.optim = optim
-        self.parameters = trained_parameters(model, extra)
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.parameters |= {f"extra.{name}": p for name, p in (extra or nn.Identity()).named_parameters()}
         self.views: dict[str, tuple[nn.Parameter, nn.Parameter, slice]] = {}
         """q, k and v as views into the one matrix that holds all three: (view, matrix, rows)."""
         groups = group_parameters(self.parameters, len(model.blocks), optim.layer_decay)
@@ -35,6 +31,7 @@ class Optimizer:
 
     def _build(self, groups: list[ParameterGroup]) -> Iterator[torch.optim.Optimizer]:
         optim = self.optim
+        momentum = DEFAULT_MOMENTUM.get(optim.name, 0.0) if optim.momentum is None else optim.momentum
         for_muon = [name for name in self.parameters if self._is_for_muon(name)]
         plain: list[dict[str, Any]] = []
         for group in groups:
@@ -43,7 +40,7 @@ class Optimizer:
                 decay = optim.weight_decay if group.decays else 0.0
                 plain.append({"params": params, "names": names, "scale": group.scale, "weight_decay": decay})
         if plain and optim.name == "sgd":
-            yield DecoupledSGD(plain, lr=optim.lr, momentum=self._momentum())
+            yield DecoupledSGD(plain, lr=optim.lr, momentum=momentum)
         elif plain:
             yield torch.optim.AdamW(plain, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
         if for_muon:
@@ -52,11 +49,7 @@ class Optimizer:
             for name in for_muon:
                 parts = dict(self._split(name))
                 matrices.append({"params": [*parts.values()], "names": [*parts], "scale": scales[name]})
-            yield Muon(matrices, lr=optim.lr, weight_decay=optim.weight_decay, momentum=self._momentum())
-
-    def _momentum(self) -> float:
-        momentum = self.optim.momentum
-        return DEFAULT_MOMENTUM[self.optim.name] if momentum is None else momentum
+            yield Muon(matrices, lr=optim.lr, weight_decay=optim.weight_decay, momentum=momentum)
 
     def _is_for_muon(self, name: str) -> bool:
         is_block_matrix = name.startswith("blocks.") and self.parameters[name].ndim == 2
@@ -101,21 +94,22 @@ class Optimizer:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore moments and counters. ConfigError if they are not those of this optimizer."""
         for number, optimizer in enumerate(self.optimizers):
-            keys = (
-                {"exp_avg", "exp_avg_sq", "step"} if isinstance(optimizer, torch.optim.AdamW) else {"momentum_buffer"}
-            )
+            is_adamw = isinstance(optimizer, torch.optim.AdamW)
+            keys = ["exp_avg", "exp_avg_sq", "step"] if is_adamw else ["momentum_buffer"]
             for name, parameter in _named_parameters(optimizer):
                 prefix = f"{number}/{name}/"
                 values = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-                if values and values.keys() != keys:
-                    shown = f"it has {', '.join(sorted(values))} (expected {', '.join(sorted(keys))})"
-                    raise ConfigError(f"The saved optimizer does not fit {name}: {shown}.")
+                if values and sorted(values) != keys:
+                    raise _misfit(name, f"it has {', '.join(sorted(values))} (expected {', '.join(keys)})")
                 for key, value in values.items():  # counters too: fused kernels read them on the device of the weights
                     is_counter = key == "step" and not value.ndim
                     if not is_counter and (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
-                        shown = f"{key} has {value.dtype} and shape {tuple(value.shape)}"
-                        raise ConfigError(f"The saved optimizer does not fit {name}: {shown}.")
+                        raise _misfit(name, f"{key} has {value.dtype} and shape {tuple(value.shape)}")
                     optimizer.state[parameter][key] = value.to(parameter.device, copy=True)
+
+
+def _misfit(name: str, problem: str) -> ConfigError:
+    return ConfigError(f"The saved optimizer does not fit {name}: {problem}.")
 
 
 def _named_parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:

@@ -25,11 +25,10 @@ from vitral.runs import Run
 from vitral.training.auto import HEADERS_SAMPLED, Facts, resolve
 from vitral.training.config import CUSTOM_MODEL, ResolvedConfig, TrainConfig
 from vitral.training.events import Chosen, Event, Warned
-from vitral.training.job import Job, ModelWriter
+from vitral.training.job import Job
 from vitral.training.request import Request
 from vitral.training.schedule import steps_within
 from vitral.training.step import Learner, initial_loss_scale
-from vitral.training.tasks import Task
 from vitral.training.tasks.classification import Classification
 from vitral.training.tasks.masked_patches import MaskedPatchPrediction
 from vitral.weights.checkpoint import default_preprocess
@@ -45,14 +44,14 @@ from vitral.weights.save import check_modules
 def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, Job]:
     """Yield choices and warnings, and return the Job. A Run is resumed; a path or None creates a new one."""
     check_single_process()
-    dataset, val = open_datasets(request)
+    is_labeled = request.config.objective == "classify"
+    dataset = request.dataset or open_dataset(request.config.data, labeled=is_labeled)
+    val = None if request.config.val is None else open_dataset(request.config.val, labeled=is_labeled)
     yield from (Warned(message=note) for note in dataset.notes)
     yield from request.choices
     splits = split_dataset(dataset, val, request.config)
     sizes = {"test": len(splits.test), "validation": len(splits.validation)}
-    made = tuple(
-        Chosen(name=name, value=f"{size:,} images", reason=splits.reasons[name]) for name, size in sizes.items()
-    )
+    made = [Chosen(name=name, value=f"{size:,} images", reason=splits.reasons[name]) for name, size in sizes.items()]
     yield from made
     config, resolved = resolve_request(request, dataset, splits)
     yield from resolved
@@ -60,13 +59,19 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     if not isinstance(run, Run):
         yield from (Warned(message=f"{config.from_weights}: {change}") for change in changes)
     is_custom = request.network is not None and not _is_describable(model)  # before LoRA adds its modules
-    learner = Learner(model, build_task(model, preprocess, config, dataset, splits), config)
+    if config.objective == "classify":
+        task = Classification(model, preprocess, config, dataset, splits)
+    else:
+        task = MaskedPatchPrediction(model, preprocess, config)
+    learner = Learner(model, task, config)
     train, validation, test = build_loaders(config, dataset, splits, preprocess, model.config.step_hw)
     if config.epochs == "auto":
         config, choice = plan_epochs(config, learner, train, validation, test)
         resolved = (*resolved, choice)
         yield choice
-    steps, warmup_steps = count_steps(config, train.batches_per_epoch)
+    assert config.epochs != "auto"
+    assert config.optim.warmup_steps != "auto"
+    steps, warmup_steps = max(1, round(config.epochs * train.batches_per_epoch)), config.optim.warmup_steps
     if warmup_steps >= steps:
         yield Warned(
             message=f"The warmup takes {warmup_steps:,} steps, but the run has {steps:,}: the learning rate never "
@@ -77,21 +82,16 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
         dataset=dataset,
         val=val,
         splits=splits,
+        preprocess=preprocess,
         learner=learner,
         train=train,
         validation=validation,
         test=test,
-        writer=ModelWriter(
-            config=config,
-            preprocess=preprocess,
-            classes=dataset.classes,
-            multi_label=dataset.multi_label,
-            base_sha256=hash_base(config),
-            is_custom=is_custom,
-        ),
         run=run if isinstance(run, Run) else Run.create(run, dataset.name, name_model(config)),
         steps=steps,
         warmup_steps=warmup_steps,
+        base_sha256=hash_base(config),
+        is_custom=is_custom,
         choices=(*request.choices, *made, *resolved),
     )
 
@@ -108,24 +108,6 @@ def check_single_process() -> None:
     """Raise ConfigError under torchrun: each of its processes would train a run of its own."""
     if "RANK" in os.environ and (world := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise ConfigError(f"WORLD_SIZE={world}, but vitral trains in one process.", hint="Start it without torchrun.")
-
-
-def count_steps(config: ResolvedConfig, steps_per_epoch: int) -> tuple[int, int]:
-    """Return the number of steps and of warmup steps of a config whose length is planned."""
-    assert config.epochs != "auto"
-    assert config.optim.warmup_steps != "auto"
-    return max(1, round(config.epochs * steps_per_epoch)), config.optim.warmup_steps
-
-
-# ---- data ----
-
-
-def open_datasets(request: Request) -> tuple[DatasetIndex, DatasetIndex | None]:
-    """Return the dataset, and that of --val."""
-    config = request.config
-    is_labeled = config.objective == "classify"
-    dataset = request.dataset or open_dataset(config.data, labeled=is_labeled)
-    return dataset, None if config.val is None else open_dataset(config.val, labeled=is_labeled)
 
 
 def split_dataset(dataset: DatasetIndex, val: DatasetIndex | None, config: TrainConfig) -> Splits:
@@ -147,14 +129,10 @@ def resolve_request(
     request: Request, dataset: DatasetIndex, splits: Splits
 ) -> tuple[ResolvedConfig, tuple[Chosen, ...]]:
     """Return the config with every choice made. A resumed run made them when it started."""
-    if isinstance(request.config, ResolvedConfig):
-        choose_device(request.config.device)  # it may be on another machine now
-        return request.config, ()
-    return resolve(request.config, gather_facts(request, dataset, splits))
-
-
-def gather_facts(request: Request, dataset: DatasetIndex, splits: Splits) -> Facts:
     config, pretrained = request.config, None
+    choose_device(config.device)  # raises if this machine has none
+    if isinstance(config, ResolvedConfig):
+        return config, ()
     if config.from_weights:
         if Run.is_run(Path(config.from_weights)):
             Run(config.from_weights).trained_model()  # raises if there is none yet
@@ -165,7 +143,7 @@ def gather_facts(request: Request, dataset: DatasetIndex, splits: Splits) -> Fac
     headers = request.headers
     if headers is None:
         headers = sample_headers(dataset.splits.get("train", ()), HEADERS_SAMPLED)
-    return Facts(dataset=dataset, train=splits.train, headers=headers, pretrained=pretrained)
+    return resolve(config, Facts(dataset=dataset, train=splits.train, headers=headers, pretrained=pretrained))
 
 
 def build_loaders(
@@ -259,14 +237,6 @@ def parse_stem(fields: dict[str, Any]) -> Stem:
         ) from error
 
 
-def build_task(
-    model: Network, preprocess: Preprocess, config: ResolvedConfig, dataset: DatasetIndex, splits: Splits
-) -> Task:
-    if config.objective == "masked-patches":
-        return MaskedPatchPrediction(model, preprocess, config)
-    return Classification(model, preprocess, config, dataset, splits)
-
-
 def hash_base(config: ResolvedConfig) -> str | None:
     """Return the SHA-256 of the checkpoint that a partial training belongs to."""
     if not config.from_weights or config.tune.what == "all":
@@ -297,8 +267,7 @@ def plan_epochs(
         validation=len(validation.images),
         test=len(test.images),
     )
-    epochs = steps / train.batches_per_epoch
-    optim = config.optim
+    epochs, optim = steps / train.batches_per_epoch, config.optim
     if optim.warmup_steps == "auto":
         optim = replace(optim, warmup_steps=min(max(1, steps // 20), steps - 1))
     choice = Chosen(name="epochs", value=round(epochs, 2), reason=f"{steps} steps of {seconds:.2f} s fit the time")

@@ -1,22 +1,19 @@
 """What a run writes down about itself: manifest.json before it starts, report.json when it is finished."""
 
 import platform
-from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from vitral import __version__
 from vitral.data.contact_sheet import contact_sheet
-from vitral.data.dataset import DatasetIndex, class_counts
-from vitral.data.splits import Splits
+from vitral.data.dataset import class_counts
 from vitral.runs import quote
-from vitral.training.events import Baseline, Chosen
+from vitral.training.job import Job
+from vitral.training.state import TrainState
 
-if TYPE_CHECKING:
-    from vitral.training.job import Job
-    from vitral.training.state import TrainState
+SPLITS = ("train", "validation", "test")
 
 
 def describe_machine(device: str) -> dict[str, Any]:
@@ -29,7 +26,7 @@ def describe_machine(device: str) -> dict[str, Any]:
     }
 
 
-def make_manifest(job: "Job", baseline: Baseline | None) -> dict[str, Any]:
+def make_manifest(job: Job) -> dict[str, Any]:
     """Return the content of manifest.json for a new run."""
     manifest: dict[str, Any] = {
         **describe_machine(job.config.device),
@@ -38,22 +35,20 @@ def make_manifest(job: "Job", baseline: Baseline | None) -> dict[str, Any]:
         "content_fingerprint": job.dataset.content_fingerprint(),
         "classes": list(job.dataset.classes),
         "seed": job.config.seed,
-        "images": {name: len(items) for name, items in _by_name(job.splits).items()},
+        "images": {name: len(getattr(job.splits, name)) for name in SPLITS},
         "choices": [[choice.name, str(choice.value), choice.reason] for choice in job.choices],
-        "baseline": None if baseline is None else asdict(baseline),
+        "baseline": None if job.baseline is None else asdict(job.baseline),
         "resumes": [],
-        "base_sha256": job.writer.base_sha256,
+        "base_sha256": job.base_sha256,
     }
     return manifest | ({} if job.val is None else {"val_fingerprint": job.val.fingerprint()})
 
 
-def write_report(
-    job: "Job", state: "TrainState", *, test: dict[str, Any], baseline: Baseline | None, choices: Sequence[Chosen]
-) -> None:
+def write_report(job: Job, state: TrainState, test: dict[str, Any]) -> None:
     """Write report.json and the contact sheet; the HTML page is rendered from them."""
-    run, config, dataset = job.run, job.config, job.dataset
-    items = [item if dataset.classes else replace(item, label=0) for item in job.splits.train]
-    contact_sheet(items, dataset.classes or ("images",)).save(run.plots / "data.png")
+    run, config, classes = job.run, job.config, job.dataset.classes
+    items = [item if classes else replace(item, label=0) for item in job.splits.train]
+    contact_sheet(items, classes or ("images",)).save(run.plots / "data.png")
     run.write_report(  # the last file of all: it marks the run as finished
         {
             "test": test,
@@ -65,27 +60,23 @@ def write_report(
             "bad_images": len(state.unreadable.reasons),
             "augmented": config.is_augmented,
             "parameters": sum(parameter.numel() for parameter in job.learner.model.parameters()),
-            "baseline": None if baseline is None else asdict(baseline),
-            "data": describe_data(dataset, job.splits),
-            "choices": [asdict(choice) | {"value": str(choice.value)} for choice in choices],
+            "baseline": None if job.baseline is None else asdict(job.baseline),
+            "data": _describe_data(job),
+            "choices": [asdict(choice) | {"value": str(choice.value)} for choice in job.choices],
             "environment": describe_machine(config.device),
             "command": f"vitral train {quote(config.data)} --recipe none --config {quote(str(run.config))}",
         }
     )
 
 
-def describe_data(dataset: DatasetIndex, splits: Splits) -> dict[str, Any]:
-    by_name = _by_name(splits)
+def _describe_data(job: Job) -> dict[str, Any]:
+    dataset, splits = job.dataset, {name: getattr(job.splits, name) for name in SPLITS}
     return {
         "name": dataset.name,
         "classes": list(dataset.classes),
         "multi_label": dataset.multi_label,
-        "images": {name: len(items) for name, items in by_name.items()},
-        "per_class": {name: class_counts(items, len(dataset.classes)) for name, items in by_name.items()},
-        "reasons": splits.reasons,
+        "images": {name: len(items) for name, items in splits.items()},
+        "per_class": {name: class_counts(items, len(dataset.classes)) for name, items in splits.items()},
+        "reasons": job.splits.reasons,
         "notes": list(dataset.notes),
     }
-
-
-def _by_name(splits: Splits) -> dict[str, Any]:
-    return {"train": splits.train, "validation": splits.validation, "test": splits.test}

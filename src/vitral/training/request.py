@@ -59,10 +59,12 @@ def collect_settings(
     location = str(data) if data is not None else in_file.get("data") or settings.get("data")
     if not location:
         raise ConfigError("DATA is missing.", hint="Run: vitral train FOLDER, or vitral train builtin:digits")
-    chosen_recipe = _choose_recipe(str(location), [in_file, settings]) if recipe is None else None
+    choices, dataset, headers = (), None, None
+    if recipe is None:
+        recipe, reason, dataset, headers = _choose_recipe(str(location), [in_file, settings])
+        choices = (Chosen(name="recipe", value=recipe, reason=reason),)
     collected = with_settings(None, {"data": location}, origin)
-    recipe = recipe or (chosen_recipe.name if chosen_recipe else "none")
-    if recipe != "none":
+    if recipe not in ("", "none"):
         content = read_toml(recipe_path(recipe))
         if network is not None:  # it has its own architecture and dropout
             content = {name: value for name, value in content.items() if not name.startswith(("network.", "drop"))}
@@ -71,15 +73,7 @@ def collect_settings(
         collected = add_layer(collected, content, f"the recipe {recipe}")
     collected = add_layer(collected, in_file, f"--config {config}")
     collected = add_layer(collected, {**settings, "data": location}, origin)
-    if chosen_recipe is None:
-        return Request(config=collected, network=network)
-    return Request(
-        config=collected,
-        dataset=chosen_recipe.dataset,
-        headers=chosen_recipe.headers,
-        choices=(Chosen(name="recipe", value=chosen_recipe.name, reason=chosen_recipe.reason),),
-        network=network,
-    )
+    return Request(config=collected, dataset=dataset, headers=headers, choices=choices, network=network)
 
 
 def pop_network(settings: dict[str, Any]) -> Network | None:
@@ -95,24 +89,18 @@ def pop_network(settings: dict[str, Any]) -> Network | None:
     return network  # pyright: ignore[reportReturnType]  # a network of the caller's own counts as one of ours
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Recipe:
-    name: str
-    reason: str
-    dataset: DatasetIndex | None = None
-    headers: Sequence[Header] | None = None
-
-
-def _choose_recipe(data: str, layers: Sequence[Mapping[str, Any]]) -> _Recipe:
+def _choose_recipe(
+    data: str, layers: Sequence[Mapping[str, Any]]
+) -> tuple[str, str, DatasetIndex | None, Sequence[Header] | None]:
+    """Return the name of a recipe, the reason for it, and the dataset with its headers if they had to be read."""
     if any(layer.get(name) for layer in layers for name in ("from", "from_", "from_weights")):
-        return _Recipe(name="finetune", reason="training starts from a checkpoint")
+        return "finetune", "training starts from a checkpoint", None, None
     objectives = [layer["objective"] for layer in layers if layer.get("objective")]
     dataset = open_dataset(data, labeled=objectives[-1:] != ["masked-patches"])
     headers = sample_headers(dataset.splits.get("train", ()), HEADERS_SAMPLED)
     side = typical_side(headers) if dataset.splits.get("train") else 0
     name = "small" if side <= MAX_SMALL_SIDE else "photos"
-    reason = f"training from scratch on images of about {side} pixels"
-    return _Recipe(name=name, reason=reason, dataset=dataset, headers=headers)
+    return name, f"training from scratch on images of about {side} pixels", dataset, headers
 
 
 def _is_bit(model: str) -> bool:

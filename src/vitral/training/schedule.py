@@ -9,10 +9,7 @@ BUDGET_FOR_TRAINING = 0.85
 
 
 def lr_factor(optim: ResolvedOptim, step: int, steps: int, warmup_steps: int) -> float:
-    """Return the factor of the peak learning rate at a step, the first being 0.
-
-    Progress counts from the end of the warmup, as in the paper's code.
-    """
+    """Return the factor of the peak learning rate at a step, the first being 0, as in the paper's code."""
     if step < warmup_steps:
         return step / warmup_steps
     progress = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
@@ -33,11 +30,8 @@ def lr_factor(optim: ResolvedOptim, step: int, steps: int, warmup_steps: int) ->
 def steps_within(
     budget: float, seconds_per_step: float, *, batch_size: int, steps_per_epoch: int, validation: int, test: int
 ) -> int:
-    """Return how many steps fit into `budget` seconds, with validation after each epoch and the test at the end.
-
-    A forward pass takes a third of the time of a training step.
-    """
-    seconds_per_image = seconds_per_step / 3 / batch_size
+    """Return how many steps fit into `budget` seconds, with validation after each epoch and the test at the end."""
+    seconds_per_image = seconds_per_step / 3 / batch_size  # a forward pass takes a third of a training step
     epoch_seconds = steps_per_epoch * seconds_per_step + validation * seconds_per_image
     training_seconds = BUDGET_FOR_TRAINING * budget - test * seconds_per_image
     return max(1, round(training_seconds / epoch_seconds * steps_per_epoch))

@@ -26,15 +26,12 @@ class BestEpoch:
 
     def update(self, scores: Scores, *, step: int, epoch: int) -> bool:
         """Record the scores of an epoch and return whether its model should be kept."""
-        has_top1 = not isnan(scores.top1)  # pixels that are predicted have none
-        standard_error = sqrt(scores.top1 * (1 - scores.top1) / max(1, scores.images))
-        is_lower = scores.loss < self.loss * (1 - MIN_RELATIVE_IMPROVEMENT)
-        if has_top1:
+        is_better = scores.loss < self.loss * (1 - MIN_RELATIVE_IMPROVEMENT)
+        if not isnan(scores.top1):  # pixels that are predicted have none
+            standard_error = sqrt(scores.top1 * (1 - scores.top1) / max(1, scores.images))
             is_close = scores.top1 >= self.top1 - standard_error
-            is_better = scores.top1 > self.top1 + standard_error or (is_close and is_lower)
+            is_better = scores.top1 > self.top1 + standard_error or (is_close and is_better)
             self.top1 = max(self.top1, scores.top1)
-        else:
-            is_better = is_lower
         if is_better:
             self.loss, self.step, self.epoch = scores.loss, step, epoch
         return is_better

@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -25,13 +26,11 @@ _OLD_NAMES = {"selection": "val_fraction", "most_bad": "max_bad_fraction"}
 def setting_names() -> dict[str, Any]:
     """Return every setting by its dotted name, with its type."""
     names: dict[str, Any] = {}
-    hints = get_type_hints(TrainConfig)
-    for item in fields(TrainConfig):
-        if item.name in SECTIONS:
-            inner = get_type_hints(SECTIONS[item.name])
-            names |= {f"{item.name}.{part.name}": inner[part.name] for part in fields(SECTIONS[item.name])}
+    for name, kind in get_type_hints(TrainConfig).items():
+        if name in SECTIONS:
+            names |= {f"{name}.{field}": inner for field, inner in get_type_hints(SECTIONS[name]).items()}
         else:
-            names[_SPELLED.get(item.name, item.name)] = hints[item.name]
+            names[_SPELLED.get(name, name)] = kind
     return names
 
 
@@ -59,20 +58,17 @@ def with_settings(config: TrainConfig | None, settings: Mapping[str, Any], origi
         section, dot, rest = name.partition(".")
         if section == "network" and dot:
             value = parse_field(rest, value) if isinstance(value, str) else value
-            sections.setdefault("network", {})[rest] = value
-            continue
-        if name not in known:
+        elif name in known:
+            value = parse_value(name, value, known[name], origin)
+        else:
             raise ConfigError(f"{origin}: there is no setting {name!r}.", hint=_suggest_setting(name, known))
-        value = parse_value(name, value, known[name], origin)
         if dot:
             sections.setdefault(section, {})[rest] = value
         else:
             changes[{"from": "from_weights"}.get(name, name)] = value
     for section, values in sections.items():
-        if section == "network":
-            changes["network"] = {**(config.network if config else {}), **values}
-        else:
-            changes[section] = replace(getattr(config, section) if config else SECTIONS[section](), **values)
+        current: Any = getattr(config, section) if config else SECTIONS.get(section, dict)()
+        changes[section] = {**current, **values} if section == "network" else replace(current, **values)
     if config is None and "data" not in changes:
         raise ConfigError(f"{origin}: the setting data is missing.", hint="Set data to the dataset to train on.")
     return replace(config, **changes) if config else TrainConfig(**changes)
@@ -103,53 +99,43 @@ def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 # ---- values ----
 
-_MISMATCH = object()
-
 
 def parse_value(name: str, value: object, kind: Any, origin: str) -> Any:
     """Return a value in the type of its setting, reading words as numbers; raise ConfigError if it does not fit."""
     for choice in get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,):
-        parsed = _parse(value, choice)
-        if parsed is not _MISMATCH:
-            return parsed
+        with suppress(TypeError, ValueError, OverflowError):
+            return _parse(value, choice)
     hint = "The paper's Adam has decoupled decay: use adamw." if (name, value) == ("optim.name", "adam") else None
     raise ConfigError(f"{origin}: {name} must be {_describe(kind)} (got {short_repr(value)}).", hint=hint)
 
 
 def _parse(value: Any, kind: Any) -> Any:
-    if kind is type(None):
-        return None if value is None or value == "none" else _MISMATCH
-    if get_origin(kind) is Literal:
-        return value if isinstance(value, str) and value in get_args(kind) else _MISMATCH
-    if get_origin(kind) is tuple:
-        return _parse_tuple(value, get_args(kind))
-    if kind is bool:
-        words = {"true": True, "false": False}
-        return value if isinstance(value, bool) else words.get(str(value), _MISMATCH)
+    """Return a value in one type. ValueError, TypeError or OverflowError if it does not fit."""
     if kind in (int, float) and not isinstance(value, bool):
         return _parse_number(value, kind)
-    if kind is str:
-        return fspath(cast("str", value)) if isinstance(value, str | PathLike) else _MISMATCH
-    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else _MISMATCH
+    if get_origin(kind) is tuple and isinstance(value, str | list | tuple):
+        parts = cast("list[Any]", value.replace("x", ",").split(",") if isinstance(value, str) else value)
+        return tuple(_parse(part, inner) for part, inner in zip(parts, get_args(kind), strict=True))
+    if kind is str and isinstance(value, str | PathLike):
+        return fspath(cast("str", value))
+    if kind is bool and (isinstance(value, bool) or value in ("true", "false")):
+        return value in (True, "true")
+    if kind is type(None) and value in (None, "none"):
+        return None
+    if get_origin(kind) is Literal and isinstance(value, str) and value in get_args(kind):
+        return value
+    if get_origin(kind) is Mapping and isinstance(value, Mapping):
+        return cast("Mapping[str, Any]", value)
+    raise ValueError(value)
 
 
-def _parse_number(value: Any, kind: type[int] | type[float]) -> Any:
-    try:
-        if kind is int and (isinstance(value, int) or re.fullmatch(r"[+-]?[0-9]{1,40}", str(value))):
-            return int(value)  # exact, also beyond 2**53
-        number = float(value)
-        return _MISMATCH if kind is int and number != int(number) else kind(number)
-    except (TypeError, ValueError, OverflowError):
-        return _MISMATCH
-
-
-def _parse_tuple(value: Any, kinds: tuple[Any, ...]) -> Any:
-    parts = value.replace("x", ",").split(",") if isinstance(value, str) else value
-    parts = cast("list[Any]", parts) if isinstance(parts, list | tuple) else []
-    if len(parts) != len(kinds):
-        return _MISMATCH
-    parsed = tuple(_parse(part, kind) for part, kind in zip(parts, kinds, strict=True))
-    return _MISMATCH if _MISMATCH in parsed else parsed
+def _parse_number(value: Any, kind: type[int] | type[float]) -> int | float:
+    if kind is int and (isinstance(value, int) or re.fullmatch(r"[+-]?[0-9]{1,40}", str(value))):
+        return int(value)  # exact, also beyond 2**53
+    number = float(value)
+    if kind is int and number != int(number):
+        raise ValueError(value)
+    return kind(number)
 
 
 def _describe(kind: Any) -> str:
@@ -184,9 +170,8 @@ def as_toml(config: TrainConfig) -> str:
     comments = field_texts()
     lines: list[str] = []
     section = ""
-    settings = as_settings(config)
     lengths = _other_lengths(config)
-    settings |= dict.fromkeys(lengths)
+    settings = as_settings(config) | dict.fromkeys(lengths)
     for name, value in sorted(settings.items(), key=lambda pair: "." in pair[0]):
         head, dot, rest = name.partition(".")
         if dot and head != section:

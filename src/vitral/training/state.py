@@ -94,6 +94,7 @@ class TrainState:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "TrainState":
+        """Return a state that was saved. ValueError if no run can have saved it."""
         values = dict(content)
         best, unreadable = BestEpoch(**values.pop("best")), UnreadableImages(**values.pop("unreadable"))
         state = cls(best=best, unreadable=unreadable, **values)
@@ -102,7 +103,6 @@ class TrainState:
 
 
 def _check_values(state: TrainState) -> None:
-    """Raise ValueError if a value cannot have been saved by a run."""
     best, unreadable = state.best, state.unreadable
     counts = (state.step, state.loss_steps, state.steps_in_range, best.step, unreadable.training, unreadable.reported)
     if not all(type(count) is int and 0 <= count < 2**63 for count in counts) or type(best.epoch) is not int:
@@ -140,20 +140,14 @@ def save_state(folder: Path, state: TrainState, tensors: Mapping[str, Tensor]) -
         raise VitralError(
             f"Cannot save the state in {folder}: {reason}.", hint="Free some space, then resume."
         ) from error
-    _remove_old_states(folder)
+    leftovers = folder.glob("step-*.tmp-*")  # of a process that was killed while saving
+    for path in (*_saved_states(folder)[STATES_KEPT:], *leftovers):
+        shutil.rmtree(path, ignore_errors=True)
     return final
 
 
 def _folder_name(step: int) -> str:
     return f"step-{step:08d}"
-
-
-def _remove_old_states(folder: Path) -> None:
-    for path in _saved_states(folder)[STATES_KEPT:]:
-        shutil.rmtree(path, ignore_errors=True)
-    for path in folder.glob("step-*.tmp-*"):
-        if path.name.rpartition("-")[2] != str(os.getpid()):
-            shutil.rmtree(path, ignore_errors=True)  # of a process that was killed while saving
 
 
 def load_state(folder: Path) -> tuple[TrainState, dict[str, Tensor], list[str]] | None:
@@ -192,20 +186,21 @@ def check_fits(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], fo
 
     `expected` has the tensors before the first step, when the optimizer may have no moments yet.
     """
-    hint = "Restore config.toml, or start another run."
-    for name, tensor in expected.items():
-        saved, shown = tensors.get(name), name.partition(":")[2]
-        if saved is None or (saved.shape, saved.dtype) != (tensor.shape, tensor.dtype):
-            dtype = "" if saved is None or saved.dtype == tensor.dtype else f"{saved.dtype} and "
-            shape = "is missing" if saved is None else f"has {dtype}shape {tuple(saved.shape)}"
-            raise ConfigError(
-                f"The state in {folder} does not fit config.toml: {shown} {shape} (expected {tuple(tensor.shape)}).",
-                hint=hint,
-            )
-    for name in tensors:
-        if not name.startswith("optimizer:") and name not in expected:
-            shown = name.partition(":")[2]
-            raise ConfigError(f"The state in {folder} does not fit config.toml: {shown} is unexpected.", hint=hint)
+    for name in (*expected, *(name for name in tensors if not name.startswith("optimizer:"))):
+        saved, wanted = tensors.get(name), expected.get(name)
+        if wanted is None:
+            problem = "is unexpected"
+        elif saved is None:
+            problem = f"is missing (expected {tuple(wanted.shape)})"
+        elif (saved.shape, saved.dtype) != (wanted.shape, wanted.dtype):
+            dtype = "" if saved.dtype == wanted.dtype else f"{saved.dtype} and "
+            problem = f"has {dtype}shape {tuple(saved.shape)} (expected {tuple(wanted.shape)})"
+        else:
+            continue
+        raise ConfigError(
+            f"The state in {folder} does not fit config.toml: {name.partition(':')[2]} {problem}.",
+            hint="Restore config.toml, or start another run.",
+        )
 
 
 def _saved_states(folder: Path) -> list[Path]:

@@ -1,20 +1,18 @@
 """Which weights are trained: all, the head, the last blocks, or LoRA; and the adapter file of a partial training."""
 
-import copy
 import json
 import math
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor, nn
 
-from vitral.errors import ConfigError, WeightsError, check_int
+from vitral.errors import ConfigError, check_int
 from vitral.model.network import Network
 from vitral.model.vit import ViT
 from vitral.training.config import Tune
-from vitral.weights.formats.safetensors import open_safetensors, write_safetensors
+from vitral.weights.formats.safetensors import write_safetensors
 
 ADAPTER = "vitral.adapter"
 LORA_LAYERS = ("attention.to_qkv", "attention.to_out", "mlp.expand", "mlp.contract")
@@ -82,24 +80,5 @@ def merge_lora(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def save_adapter(path: Path, model: Network, base: str, sha256: str | None) -> None:
     """Write the trained weights alone, with the SHA-256 of the checkpoint that they belong to."""
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    tensors = {n: tensor.detach().cpu().contiguous() for n, tensor in model.state_dict().items() if n in trained}
+    tensors = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters() if p.requires_grad}
     write_safetensors(path, tensors, {ADAPTER: json.dumps({"base": base, "base_sha256": sha256})})
-
-
-def load_adapter(model: ViT, path: Path) -> ViT:
-    """Return a copy of the base network with the weights of an adapter merged into it."""
-    if ADAPTER not in open_safetensors(path).metadata:
-        raise WeightsError(f"{path} is not an adapter: it does not name its base.")
-    tensors = load_file(path)
-    ranks = {tensor.shape[0] for name, tensor in tensors.items() if name.endswith(".lora.a")}
-    adapted = copy.deepcopy(model)
-    if ranks:
-        add_lora(adapted, ranks.pop())
-    state = adapted.state_dict()
-    for name, tensor in tensors.items():
-        if name not in state or state[name].shape != tensor.shape:
-            raise WeightsError(f"{path} does not fit this network: {name} has shape {tuple(tensor.shape)}.")
-    merged = ViT(model.config)
-    merged.load_state_dict(merge_lora({**state, **tensors}))
-    return merged.train(model.training)

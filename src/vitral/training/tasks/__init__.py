@@ -57,7 +57,7 @@ class Task(Protocol):
 
     @property
     def extra(self) -> nn.Module:
-        """Parameters that are trained beside the network and are not part of the model."""
+        """Parameters that are trained and saved beside the network and are not part of the model."""
         ...
 
     def prepare(self, batch: Batch, step: int) -> PreparedBatch:
@@ -80,18 +80,5 @@ class Task(Protocol):
         """Measure the features of the checkpoint that training starts from, as a Baseline or a Warned event."""
         ...
 
-    def save(self, run: Run) -> None:
-        """Write what belongs to the best model but is not part of it."""
-        ...
-
-    def check_saved(self, run: Run) -> None:
-        """Raise WeightsError if that file is missing."""
-        ...
-
-    def load(self, run: Run) -> None:
-        """Read it again."""
-        ...
-
     def draw(self, model: Network, run: Run, report: dict[str, Any], images: Sequence[Item]) -> None:
         """Draw images of the test split for the report."""
-        ...

@@ -88,15 +88,6 @@ class Classification:
         if self.config.from_weights and not self.dataset.multi_label:
             yield from measure_features(self.load_trained(model, self.config.precision), self.dataset, splits)
 
-    def save(self, run: Run) -> None:
-        """Write nothing: the model is complete."""
-
-    def check_saved(self, run: Run) -> None:
-        """Accept any run: the model is complete."""
-
-    def load(self, run: Run) -> None:
-        """Read nothing: the model is complete."""
-
     def draw(self, model: Network, run: Run, report: dict[str, Any], images: Sequence[Item]) -> None:
         """Draw the most confident mistakes."""
         by_key = {item.key: item for item in images}

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
-from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor, nn
 
 from vitral.data.augment import random_generator
@@ -19,7 +18,7 @@ from vitral.data.batches import Batch, BatchLoader, ImageDataset
 from vitral.data.dataset import Item
 from vitral.data.splits import Splits
 from vitral.data.transforms import normalize
-from vitral.errors import ConfigError, DataError, WeightsError
+from vitral.errors import ConfigError, DataError
 from vitral.evaluation.metrics import Scores
 from vitral.model.config import ViTConfig
 from vitral.model.layers import Linear
@@ -34,7 +33,6 @@ from vitral.training.config import Masking, ResolvedConfig
 from vitral.training.events import Event, Measuring
 from vitral.training.tasks import BATCH_SAMPLE, Corruption, Measurement, PreparedBatch
 from vitral.training.tasks.masked_sheet import MAX_ROWS, PatchSheet
-from vitral.weights.formats.safetensors import write_safetensors
 
 LEVELS = 8
 """Levels per channel: 3 bits."""
@@ -66,9 +64,8 @@ class MaskedPatchPrediction:
         pixels = batch.images.to(self.device)
         images = normalize(pixels, self.preprocess)
         seed = int(random_generator(self.config.seed, step, BATCH_SAMPLE).integers(2**62))
-        patches = self.grid[0] * self.grid[1]
         generator = torch.Generator().manual_seed(seed)
-        drawn = draw_corruption(len(images), patches, self.config.masking, generator)
+        drawn = draw_corruption(len(images), self.grid[0] * self.grid[1], self.config.masking, generator)
         corruption = Corruption(*(tensor.to(self.device) for tensor in drawn))
         targets = select_patches(self.extra.targets(pixels, images), corruption.corrupted)
         return PreparedBatch(images, targets, corruption)
@@ -85,10 +82,7 @@ class MaskedPatchPrediction:
         return self.extra.loss(outputs, batch.targets[part]) * len(outputs) / len(batch)
 
     def measure(self, model: Network, loader: BatchLoader, split: str) -> Generator[Event, None, Measurement]:
-        """Yield progress; return the loss and the fraction of hidden colors that were predicted.
-
-        The same patches are hidden every time. The fraction that the most common color would reach comes with it.
-        """
+        """Return the loss and the fraction of hidden colors that were predicted, of the same patches every time."""
         losses, correct, images = 0.0, 0, 0
         hidden = torch.zeros(LEVELS**3, dtype=torch.long)  # patches of each color
         unreadable: list[tuple[str, str]] = []
@@ -106,7 +100,7 @@ class MaskedPatchPrediction:
         fraction = correct / total if total else nan
         # A color is predicted or it is not; the log and the curves read a top5 of every run.
         scores = Scores(images=images, loss=losses / images, top1=fraction, top5=fraction)
-        most_common = int(hidden.max()) / total if total else None
+        most_common = int(hidden.max()) / total if total else None  # the fraction that a constant would reach
         report = {**scores.as_dict(), "target": self.config.masking.target, "most_common": most_common}
         return Measurement(scores=scores, unreadable=unreadable, report=report)
 
@@ -127,18 +121,6 @@ class MaskedPatchPrediction:
     def measure_baseline(self, model: Network, splits: Splits) -> Generator[Event, None, None]:
         """Yield nothing: without labels there is no accuracy to measure."""
         yield from ()
-
-    def save(self, run: Run) -> None:
-        """Write the mask embedding and the head, which the model does not contain."""
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in self.extra.state_dict().items()}
-        write_safetensors(run.masking, tensors, {})
-
-    def check_saved(self, run: Run) -> None:
-        if not run.masking.is_file():
-            raise WeightsError(f"{run.masking} is missing.")
-
-    def load(self, run: Run) -> None:
-        self.extra.load_state_dict(load_file(run.masking))
 
     def draw(self, model: Network, run: Run, report: dict[str, Any], images: Sequence[Item]) -> None:
         """Draw hidden patches beside the predictions."""
@@ -187,12 +169,9 @@ class MaskedPatchHead(nn.Module):
         rows, columns = config.grid(*config.image_hw)
         self.cell = config.image_hw[0] // rows, config.image_hw[1] // columns
         check_cells(config, (rows, columns), self.cell, masking)
-        colors = LEVELS**config.channels
-        outputs = {
-            "mean-color": colors,
-            "small-patch": CELLS**2 * colors,
-            "pixels": config.channels * self.cell[0] * self.cell[1],
-        }[masking.target]
+        outputs = LEVELS**config.channels * (CELLS**2 if masking.target == "small-patch" else 1)
+        if masking.target == "pixels":
+            outputs = config.channels * self.cell[0] * self.cell[1]
         self.mask = nn.Parameter(torch.zeros(config.width))
         self.head = Linear(config.width, outputs, weight=nn.init.zeros_)
         nn.init.normal_(self.mask, std=0.02)
