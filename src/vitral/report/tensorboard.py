@@ -8,7 +8,6 @@ TensorBoard's own writer writes the files and needs no torch.
 import time
 from collections.abc import Iterable, Iterator
 from math import isnan
-from pathlib import Path
 
 from vitral.errors import missing_package
 from vitral.runs import Run
