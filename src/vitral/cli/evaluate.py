@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+import vitral
 from vitral.cli.parameters import Device, File, Format, ImageSize, Model, OptionalInt, Switch, Text, option
 from vitral.console.output import show_as
 from vitral.console.progress import with_progress
 from vitral.console.results import show_evaluation
 from vitral.console.tables import show_suite
 from vitral.errors import ConfigError
-from vitral.runs import Run
 
 
 @Parameter(name="*")
@@ -137,7 +137,7 @@ def evaluate_suite(model: str, data: str | None, settings: dict[str, Any], forma
 
     if data is None:
         raise ConfigError("--suite needs the folder of its tasks.", hint="vitral evaluate MODEL DIR --suite vtab-1k")
-    source = str(Run.open(Path(model)).trained_model()) if Run.is_run(Path(model)) else model
+    source = str(vitral.Run(model).trained_model()) if vitral.Run.is_run(Path(model)) else model
     ending = with_progress(suite_events(source, data, **settings), "vtab-1k", quiet=format != "human")
     assert isinstance(ending, SuiteResult)
     result = ending.as_dict()

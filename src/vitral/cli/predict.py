@@ -70,7 +70,7 @@ def predict(
         sys.exit(3)
 
 
-def print_rows(predictor: vitral.Predictor, files: list[str], top: int, format: str) -> int:
+def print_rows(predictor: "vitral.Predictor", files: list[str], top: int, format: str) -> int:
     """Print a row per image and return the number of unusable images."""
     from vitral.inference.writers import CSV, JSON_LINES, predict_rows
 

@@ -12,7 +12,6 @@ import vitral
 from vitral.cli.parameters import Device, File, Format, OptionalInt, OptionalNumber, Switch, Text, option, split_setting
 from vitral.console.output import show_as, show_lines
 from vitral.console.tables import show_settings
-from vitral.console.training import show_training
 
 AUTO = Parameter(show_default="auto")
 RECIPES = (
@@ -96,17 +95,11 @@ def train(
     if print_config:
         sys.stdout.write(resolved_toml(data, values, resume=resume, out=out, **sources))
     else:
-        run(data, values, format, tensorboard=tensorboard, resume=resume, out=out, **sources)
+        from vitral.console.training import Interrupted, show_training
 
-
-def run(data: str | None, settings: dict[str, Any], format: Format, **options: Any) -> None:
-    """Train, show the events, and exit with 128 + the signal if the run was interrupted."""
-    from vitral.api import train_events
-    from vitral.training.events import Interrupted
-
-    ending = show_training(train_events(data, **options, **settings), format)
-    if isinstance(ending, Interrupted):
-        sys.exit(128 + ending.signal)
+        events = vitral.train_events(data, tensorboard=tensorboard, resume=resume, out=out, **sources, **values)
+        if isinstance(ending := show_training(events, format), Interrupted):
+            sys.exit(128 + ending.signal)
 
 
 def resolved_toml(

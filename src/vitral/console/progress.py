@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
-from rich import progress as bars
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
 
 Result = TypeVar("Result")
 
@@ -24,15 +26,19 @@ class ProgressEvent(Protocol):
 @contextmanager
 def progress_bar(title: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """Show a bar with the remaining time and yield the function that moves it. Remove the bar at the end."""
-    columns = (bars.TextColumn(title), bars.BarColumn(), bars.MofNCompleteColumn(), bars.TextColumn("ETA"))
-    with _live_progress(*columns, bars.TimeRemainingColumn(), quiet=quiet) as update:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("ETA"), TimeRemainingColumn())
+    with _live_progress(*columns, quiet=quiet) as update:
         yield lambda done, total: update(completed=done, total=total)
 
 
 @contextmanager
 def stages(*, quiet: bool) -> Iterator[Callable[[str], None]]:
     """Show a spinner and yield the function that names the current stage, for tasks of unknown length."""
-    columns = (bars.SpinnerColumn(), bars.TextColumn("{task.description}"), bars.TimeElapsedColumn())
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with _live_progress(*columns, quiet=quiet) as update:
         yield lambda stage: update(description=stage)
 
@@ -50,9 +56,11 @@ def with_progress(events: Iterable[ProgressEvent | Result], title: str, *, quiet
 
 
 @contextmanager
-def _live_progress(*columns: bars.ProgressColumn, quiet: bool) -> Iterator[Callable[..., None]]:
+def _live_progress(*columns: "ProgressColumn", quiet: bool) -> Iterator[Callable[..., None]]:
     """Show one task and yield the function that updates its fields."""
+    from rich.progress import Progress
+
     console = Console(stderr=True)
     is_off = quiet or not console.is_terminal
-    with bars.Progress(*columns, console=console, transient=True, disable=is_off, redirect_stdout=False) as progress:
+    with Progress(*columns, console=console, transient=True, disable=is_off, redirect_stdout=False) as progress:
         yield partial(progress.update, progress.add_task("", total=None))
