@@ -124,17 +124,8 @@ def plan(
     vitral plan --model vit-l16 --images 303M --epochs 7 --device a100 --price 2
     vitral plan --model vit-s16 --images 50k --epochs 20 --device here
     """
-    result = vitral.plan(
-        model,
-        images=parse_count(images, "--images"),
-        epochs=epochs,
-        image_size=image_size,
-        num_classes=num_classes,
-        batch_size=batch_size,
-        device=device,
-        devices=devices,
-        images_per_second=images_per_second,
-        price=price,
-    )
+    options: dict[str, Any] = dict(epochs=epochs, image_size=image_size, num_classes=num_classes, batch_size=batch_size)
+    options |= dict(device=device, devices=devices, images_per_second=images_per_second, price=price)
+    result = vitral.plan(model, images=parse_count(images, "--images"), **options)
     exaflops = f"{result.training_exaflops:.6g}"
     show_as(format, json=result.as_dict(), quiet=[exaflops], human=lambda: show_plan(result))

@@ -90,8 +90,8 @@ def train(
     if help_all:
         show_settings(list_settings(), RECIPES.split(", "))
         return
-    values = settings.by_name() | dict(split_setting(setting, "--set optim.lr=3e-4") for setting in set)
-    sources = {"recipe": recipe, "config": config}
+    values: dict[str, Any] = settings.by_name() | dict(split_setting(setting, "--set optim.lr=3e-4") for setting in set)
+    sources: dict[str, Any] = {"recipe": recipe, "config": config}
     if print_config:
         sys.stdout.write(resolved_toml(data, values, resume=resume, out=out, **sources))
     else:

@@ -124,8 +124,9 @@ def bar_fields(event: Event) -> dict[str, Any]:
 
 
 def event_fields(event: Event) -> dict[str, Any]:
-    """Return the fields of an event as JSON values."""
-    return {name: _json_value(value) for name, value in asdict(event).items()}
+    """Return the fields of an event as JSON values; NaN becomes null."""
+    text = json.dumps(asdict(event), default=lambda value: str(value) if isinstance(value, Path) else repr(value))
+    return json.loads(text, parse_constant=lambda name: None if name == "NaN" else float(name))
 
 
 class PersistentConsole(Console):
@@ -172,16 +173,3 @@ def _surviving_stderr() -> Iterator[None]:
 
 def _silence_stderr() -> None:
     sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for the rest of the process)
-
-
-def _json_value(value: object) -> object:
-    """Return a value that JSON can represent; NaN becomes null."""
-    if isinstance(value, dict):
-        return {str(name): _json_value(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_value(item) for item in value]
-    if isinstance(value, float):
-        return None if isnan(value) else value
-    if value is None or isinstance(value, str | int):
-        return value
-    return str(value) if isinstance(value, Path) else repr(value)
