@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from vitral.cli.plan import plan as plan_command
+from vitral.cli.models import plan as plan_command
 from vitral.errors import ConfigError
 from vitral.planning import DAY, DEVICES, JFT, TABLE_2, TABLE_6, UTILIZATION, parse_count, plan
 

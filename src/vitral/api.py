@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from vitral.console.training import Ending, show_progress
+from vitral.console.training import show_progress
 from vitral.exporting.exporter import Exported, check_target
 from vitral.exporting.exporter import export as export_checkpoint
 from vitral.inference.loaded_model import open_checkpoint
 from vitral.report.page import write_report
-from vitral.report.tensorboard import has_curves, with_tensorboard
+from vitral.report.tensorboard import with_tensorboard
 from vitral.runs import Run
 from vitral.training import entry
 from vitral.training.events import Event, Finished, Measuring
@@ -81,7 +81,13 @@ def train(
     named |= dict(epochs=epochs, steps=steps, minutes=minutes, batch_size=batch_size, image_size=image_size)
     named |= dict(tune=tune, objective=objective, seed=seed, device=device, precision=precision, workers=workers)
     events = _start(data, named | settings | dict(resume=resume, tensorboard=tensorboard))
-    return _finished_run(show_progress(events, "human" if progress else "quiet"))
+    ending = show_progress(events, "human" if progress else "quiet")
+    assert ending is not None
+    if isinstance(ending, Finished):
+        return Run.open(ending.folder)
+    if ending.signal == signal.SIGINT:
+        raise KeyboardInterrupt(f"Interrupted at step {ending.step}. Resume with: {ending.resume}")
+    raise SystemExit(128 + ending.signal)
 
 
 def _same_options(source: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:
@@ -115,8 +121,8 @@ def _start(data: str | Path | None, options: dict[str, Any]) -> Iterator[Event]:
     passed = {_SETTING_NAMES.get(name, name): value for name, value in options.items() if value is not None}
     if isinstance(passed.get("tune"), str):
         passed["tune.what"] = passed.pop("tune")
-    has_curves_already = "resume" in passed and has_curves(Path(passed["resume"]))
-    wants_curves = passed.pop("tensorboard", False) or has_curves_already
+    has_curves = "resume" in passed and Run(passed["resume"]).tensorboard.is_dir()  # the resumed run continues them
+    wants_curves = passed.pop("tensorboard", False) or has_curves
     events = entry.train_events(data, **passed)
     return _with_report(with_tensorboard(events) if wants_curves else events)
 
@@ -128,16 +134,6 @@ def _with_report(events: Iterator[Event]) -> Iterator[Event]:
             yield Measuring(what="writing the report", done=0, total=1)
             write_report(event.folder)
         yield event
-
-
-def _finished_run(ending: Ending | None) -> Run:
-    """Return the run that finished; leave as Ctrl-C or the signal would if it was interrupted."""
-    assert ending is not None
-    if isinstance(ending, Finished):
-        return Run.open(ending.folder)
-    if ending.signal == signal.SIGINT:
-        raise KeyboardInterrupt(f"Interrupted at step {ending.step}. Resume with: {ending.resume}")
-    raise SystemExit(128 + ending.signal)
 
 
 def export(

@@ -83,13 +83,10 @@ class Run:
         try:
             if folder is None:
                 return cls(_next_folder(f"{data}-{model}".replace("/", "-")))
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):
-                folder.mkdir()
-                return cls(folder)
-            cls.check_free(folder)
+            folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"Cannot create the run folder {folder or 'runs'}: {error.strerror}.") from error
+        cls.check_free(folder)
         return cls(folder)
 
     @classmethod
@@ -101,10 +98,8 @@ class Run:
             raise ConfigError(f"Cannot create the run folder {folder}: {error.strerror}.") from error
         if is_taken:
             is_unfinished = cls.is_run(folder) and not cls(folder).results.is_file()
-            resume = f", or resume it: vitral train --resume {folder}" if is_unfinished else "."
-            raise ConfigError(
-                f"{folder} already exists; runs are never overwritten.", hint=f"Pass another --out{resume}"
-            )
+            hint = "Pass another --out" + (f", or resume it: vitral train --resume {folder}" if is_unfinished else ".")
+            raise ConfigError(f"{folder} already exists; runs are never overwritten.", hint=hint)
 
     @classmethod
     def is_run(cls, folder: Path) -> bool:
@@ -120,10 +115,8 @@ class Run:
     def trained_model(self) -> Path:
         """Return the path of the model. ConfigError if the first epoch has not ended."""
         if not self.model.is_file():
-            raise ConfigError(
-                f"{self.folder} has no model yet: its first epoch has not ended.",
-                hint=f"Run: vitral train --resume {self.folder}",
-            )
+            problem = f"{self.folder} has no model yet: its first epoch has not ended."
+            raise ConfigError(problem, hint=f"Run: vitral train --resume {self.folder}")
         return self.model
 
     @contextmanager
@@ -138,11 +131,9 @@ class Run:
             raise ConfigError(f"Cannot write to {self.folder}: {error.strerror}.") from error
         try:
             if not try_lock(handle):
-                pid = os.read(handle, 20).decode("ascii", "replace").strip()
-                raise ConfigError(
-                    f"Another process (pid {pid or 'unknown'}) is training in {self.folder}.",
-                    hint="Wait for it or stop it, or pass another --out.",
-                )
+                pid = os.read(handle, 20).decode("ascii", "replace").strip() or "unknown"
+                problem = f"Another process (pid {pid}) is training in {self.folder}."
+                raise ConfigError(problem, hint="Wait for it or stop it, or pass another --out.")
             os.ftruncate(handle, 0)
             os.write(handle, f"{os.getpid()}\n".encode())
             yield
@@ -167,7 +158,7 @@ class Run:
 
     def read_manifest(self) -> dict[str, Any]:
         """Return the manifest; empty if there is none."""
-        return self._read_json(self.manifest, upgrade_manifest, _MANIFEST)
+        return _read_json(self.manifest, _MANIFEST)
 
     def write_report(self, content: Mapping[str, Any]) -> None:
         """Write report.json, which marks the run as finished."""
@@ -175,25 +166,7 @@ class Run:
 
     def read_report(self) -> dict[str, Any]:
         """Return the content of report.json; empty if the run is not finished."""
-        return self._read_json(self.results, upgrade_report, _REPORT)
-
-    def _read_json(
-        self, path: Path, upgrade: Callable[[dict[str, Any]], dict[str, Any]], fields: "Mapping[str, Check]"
-    ) -> dict[str, Any]:
-        if not path.is_file():
-            return {}
-        hint = "Restore it, or start another run."
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{path} is damaged: {error}.", hint=hint) from error
-        if not isinstance(content, dict):
-            raise ConfigError(f"{path} is damaged: got a {type(content).__name__}, expected an object.", hint=hint)
-        content = upgrade(content)
-        for name, is_valid in fields.items():
-            if not is_valid(content.get(name)):
-                raise ConfigError(f"{path} is damaged: {name} is missing or invalid.", hint=hint)
-        return content
+        return _read_json(self.results, _REPORT)
 
     def add_row(self, table: Path, row: Mapping[str, Any]) -> None:
         """Append a row to metrics.csv or losses.csv."""
@@ -250,14 +223,13 @@ def quote(word: str) -> str:
 
 def _next_folder(name: str) -> Path:
     """Create runs/NAME-1, or the next number that is free, also when two runs start at once."""
-    number = 1
+    number = 0
     while True:
+        number += 1
         folder = Path("runs") / f"{name}-{number}"
-        try:
+        with suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError:
-            number += 1
 
 
 def _step_of(row: Mapping[Any, Any]) -> float:
@@ -269,68 +241,60 @@ def _step_of(row: Mapping[Any, Any]) -> float:
 
 # ---- files of older versions ----
 
+_OLD_NAMES = {
+    "held_out": "test",
+    "selection": "validation",
+    "decisions": "choices",
+    "pictures": "images",
+    "train_pictures": "train_images",
+    "bad_pictures": "bad_images",
+    "changes_pictures": "augmented",
+    "commonest": "most_common",
+    "truth": "label",
+    "answer": "prediction",
+    "right": "accuracy",
+}
+"""Names in manifest.json and report.json of version 0.1, at any depth."""
+
 
 def upgrade_config(content: dict[str, Any]) -> dict[str, Any]:
     """Return settings under their current names and values."""
     names = {"selection": "val_fraction", "most_bad": "max_bad_fraction"}
-    is_old = "selection" in content
-    content = {names.get(name, name): value for name, value in content.items()}
     optim, masking = content.get("optim"), content.get("masking")
     if isinstance(optim, dict):
-        optim = {**optim, "name": {"adam": "adamw"}.get(str(optim.get("name")), optim.get("name"))}
-        if is_old and optim["name"] != "sgd":
+        if optim.get("name") == "adam":
+            optim["name"] = "adamw"
+        if "selection" in content and optim.get("name") != "sgd":
             optim.pop("momentum", None)  # it had no effect
-        content["optim"] = {name: value for name, value in optim.items() if value is not None}
     if isinstance(masking, dict) and masking.get("target") == "mean-colour":
-        content["masking"] = {**masking, "target": "mean-color"}
-    return content
-
-
-def upgrade_manifest(content: dict[str, Any]) -> dict[str, Any]:
-    names = {"decisions": "choices", "pictures": "images"}
-    content = {names.get(name, name): value for name, value in content.items()}
-    return {**content, "baseline": _upgrade_baseline(content.get("baseline"))} if "baseline" in content else content
-
-
-def upgrade_report(content: dict[str, Any]) -> dict[str, Any]:
-    names = {
-        "held_out": "test",
-        "decisions": "choices",
-        "bad_pictures": "bad_images",
-        "changes_pictures": "augmented",
-    }
-    content = {names.get(name, name): value for name, value in content.items()}
-    data, test = content.get("data"), content.get("test")
-    splits = {"selection": "validation", "held_out": "test"}
-    if isinstance(data, dict) and "pictures" in data:
-        data = {"images" if name == "pictures" else name: value for name, value in data.items()}
-        for name in ("images", "per_class", "reasons"):
-            if isinstance(data.get(name), dict):
-                data[name] = {splits.get(split, split): value for split, value in data[name].items()}
-        content["data"] = data
-    if isinstance(test, dict):
-        test = {"most_common" if name == "commonest" else name: value for name, value in test.items()}
-        test["mistakes"] = _rename_each(test.get("mistakes", []), {"truth": "label", "answer": "prediction"})
-        for name in test.keys() & {"calibration", "scaled"}:
-            test[name] = {**test[name], "bins": _rename_each(test[name]["bins"], {"right": "accuracy"})}
-        content["test"] = test
-    return {**content, "baseline": _upgrade_baseline(content.get("baseline"))} if "baseline" in content else content
-
-
-def _rename_each(rows: list[dict[str, Any]], names: Mapping[str, str]) -> list[dict[str, Any]]:
-    return [{names.get(name, name): value for name, value in row.items()} for row in rows]
-
-
-def _upgrade_baseline(baseline: object) -> object:
-    if not isinstance(baseline, dict):
-        return baseline
-    names = {"train_pictures": "train_images", "pictures": "images"}
-    return {names.get(name, name): value for name, value in baseline.items()}
+        masking["target"] = "mean-color"
+    return {names.get(name, name): value for name, value in content.items()}
 
 
 # ---- checks of what is read back ----
 
 Check = Callable[[Any], bool]
+
+
+def _read_json(path: Path, checks: Mapping[str, Check]) -> dict[str, Any]:
+    """Return the object in a file, with current names; empty if there is no file."""
+    if not path.is_file():
+        return {}
+    hint = "Restore it, or start another run."
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_with_current_names)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged: {error}.", hint=hint) from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is damaged: got a {type(content).__name__}, expected an object.", hint=hint)
+    for name, is_valid in checks.items():
+        if not is_valid(content.get(name)):
+            raise ConfigError(f"{path} is damaged: {name} is missing or invalid.", hint=hint)
+    return content
+
+
+def _with_current_names(fields: dict[str, Any]) -> dict[str, Any]:
+    return {_OLD_NAMES.get(name, name): value for name, value in fields.items()}
 
 
 def _is_list_of(is_valid: Check) -> Check:
@@ -342,9 +306,9 @@ def _is_a(*kinds: type) -> Check:
 
 
 def _is_baseline(value: object) -> bool:
-    names = {"few_shot", "knn", "train_images", "images"}
     if not isinstance(value, dict):
         return value is None
+    names = {"few_shot", "knn", "train_images", "images"}
     return set(value) == names and all(map(_is_a(int, float), value.values()))
 
 

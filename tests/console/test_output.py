@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from vitral.console.output import MIN_WIDTH, human_console, print_line, show_json, show_lines
+from vitral.console.output import MIN_WIDTH, human_console, print_line, show_as, show_lines
 
 
 def test_lines_are_printed_literally(capsys: pytest.CaptureFixture[str]) -> None:
-    print_line(human_console(), "[red]x[/red] \x1b[31m " + "word " * 60 + "\nsecond", "bold")
+    print_line("[red]x[/red] \x1b[31m " + "word " * 60 + "\nsecond", "bold")
     assert capsys.readouterr().out == "[red]x[/red] \N{REPLACEMENT CHARACTER}[31m " + "word " * 60 + "\nsecond\n"
 
 
@@ -19,7 +19,7 @@ def test_console_is_never_too_narrow_for_numbers(columns: str, width: int, monke
 
 
 def test_results_go_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
-    show_json({"label": "犬"})
+    show_as("json", json={"label": "犬"}, human=lambda: None)
     show_lines(["1", "2"])
     out, err = capsys.readouterr()
     assert json.loads(out[: out.index("}") + 1]) == {"label": "犬"}

@@ -181,7 +181,7 @@ def test_a_run_outlives_its_console(format: Any, monkeypatch: pytest.MonkeyPatch
 
 
 def test_console_needs_no_torch() -> None:
-    modules = ("checkpoint", "dataset", "evaluation", "output", "progress", "tables", "training")
+    modules = ("checkpoint", "output", "progress", "results", "tables", "training")
     program = "\n".join(
         ["import sys", *(f"import vitral.console.{name}" for name in modules), "assert 'torch' not in sys.modules"]
     )

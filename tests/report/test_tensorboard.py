@@ -14,7 +14,8 @@ from tensorboard.backend.event_processing.event_file_loader import LegacyEventFi
 
 import vitral
 from tests.data.images import class_folders
-from vitral.report.tensorboard import has_curves, scalars_of, with_tensorboard
+from vitral.report.tensorboard import scalars_of, with_tensorboard
+from vitral.runs import Run
 from vitral.training.entry import train_events
 from vitral.training.events import EpochEnded, Event, Finished, Saved, Started, Stepped
 
@@ -151,7 +152,7 @@ def test_a_finished_run_that_is_resumed_writes_nothing(tmp_path: Path) -> None:
         Finished(folder=tmp_path, test={"top1": 0.5, "top5": 1, "loss": 1}, best_step=0, train_seconds=0)
     ]
     assert list(with_tensorboard(events)) == events
-    assert not has_curves(tmp_path)
+    assert not Run(tmp_path).tensorboard.exists()
 
 
 def test_test_scores_of_a_run_resumed_after_its_last_step_stand_at_that_step(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from vitral.report.text import (
+    class_table,
     format_accuracy,
     format_bytes,
     format_clock,
@@ -12,7 +13,6 @@ from vitral.report.text import (
     format_duration,
     format_percent,
     format_units,
-    score_columns,
     summary_lines,
 )
 
@@ -112,5 +112,10 @@ def test_summary_of_a_comparison(is_clear: bool, verdict: str) -> None:
 
 
 def test_average_precision_is_a_column_of_multi_label_data() -> None:
-    assert score_columns([dict(average_precision=None)]) == ["precision", "recall", "f1"]
-    assert score_columns([dict(average_precision=0.5)])[-1] == "average_precision"
+    row = {"class": "cat", "precision": 0.5, "recall": 1.0, "f1": None, "images": 1000, "average_precision": None}
+    assert class_table([row]) == (
+        ["class", "precision", "recall", "f1", "images"],
+        [["cat", "50.0%", "100.0%", "-", "1,000"]],
+    )
+    titles, cells = class_table([row | {"average_precision": 0.25}])
+    assert (titles[-2], cells[0][-2]) == ("average precision", "25.0%")

@@ -4,20 +4,21 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from vitral.cli.parameters import FORMAT, File, Switch
-from vitral.console.output import Format, show_as
+from vitral.cli.parameters import File, Format, Switch, option
+from vitral.console.output import show_as
+from vitral.console.progress import progress_bar
+from vitral.console.results import show_scan
 from vitral.errors import ConfigError, DataError
+from vitral.files import atomic_path, printable
 
 
 def data(
     data: str,
     /,
     *,
-    sheet: Annotated[File, Parameter(help="Write a contact sheet to FILE (.png).")] = None,
-    headers_only: Annotated[Switch, Parameter(help="Skip decoding: faster, but misses damaged pixels.")] = False,
-    format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet (problems only).")] = "human",
+    sheet: Annotated[File, option("Write a contact sheet to FILE (.png).")] = None,
+    headers_only: Annotated[Switch, option("Skip decoding: faster, but misses damaged pixels.")] = False,
+    format: Annotated[Format, option("human, json or quiet (problems only).")] = "human",
 ) -> None:
     """Check a dataset before training on it.
 
@@ -35,12 +36,9 @@ def data(
     vitral data builtin:digits --sheet digits.png
     vitral data "shards/train-{000..009}.tar" --headers-only --format json
     """
-    from vitral.console.dataset import show_scan
-    from vitral.console.progress import progress_bar
     from vitral.data.contact_sheet import contact_sheet
     from vitral.data.scan import scan
     from vitral.data.sources import open_dataset
-    from vitral.files import atomic_path, printable
 
     if sheet is not None:
         _check_free(sheet)

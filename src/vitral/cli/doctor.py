@@ -4,22 +4,19 @@ import os
 import platform
 import re
 import sys
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from shutil import which
 from typing import Annotated, Any
 
-from cyclopts import Parameter
-
 from vitral import __version__
-from vitral.cli.parameters import FORMAT
-from vitral.console.output import Format, show_json
+from vitral.cli.parameters import Format, option
+from vitral.console.output import show_as
 from vitral.console.tables import show_findings
 
 
-def doctor(
-    *, format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet (problems only).")] = "human"
-) -> None:
+def doctor(*, format: Annotated[Format, option("human, json or quiet (problems only).")] = "human") -> None:
     """Check the installation: device, versions, and what is missing.
 
     Exits with code 1 if a required package is missing.
@@ -30,10 +27,9 @@ def doctor(
     vitral doctor --format json
     """
     findings = examine()
-    if format == "json":
-        show_json(findings)
-    else:
-        show_findings(findings, problems_only=format == "quiet")
+    is_quiet = format == "quiet"
+    show = partial(show_findings, findings, problems_only=is_quiet)
+    show_as("human" if is_quiet else format, json=findings, human=show)
     if findings["problems"]:
         sys.exit(1)
 
@@ -48,7 +44,7 @@ EXTRAS = {
 
 def examine() -> dict[str, Any]:
     """Return the versions, the device, the extras and the problems of this installation."""
-    packages = {name: _version(name) for name in _core_packages()}
+    packages = {name: _version(name) for name in _required()}
     problems = [f"{name} is not installed. Run: pip install {name}" for name in packages if not packages[name]]
     findings: dict[str, Any] = {
         "vitral": __version__,
@@ -56,7 +52,10 @@ def examine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} ({platform.machine()})",
         "cores": os.cpu_count(),
         "packages": packages,
-        "extras": {extra: {"what": what, "missing": _missing(extra)} for extra, what in EXTRAS.items()},
+        "extras": {
+            extra: {"what": what, "missing": [name for name in _required(extra) if not _version(name)]}
+            for extra, what in EXTRAS.items()
+        },
         "problems": problems,
     }
     if packages.get("torch"):
@@ -81,12 +80,6 @@ def _examine_torch() -> dict[str, Any]:
     }
 
 
-def _core_packages() -> list[str]:
-    """Return the packages that vitral requires without extras."""
-    lines = (line for line in requires("vitral") or () if "extra ==" not in line)
-    return [line.split(";")[0].split("[")[0].rstrip("0123456789.,<>=!~ ").strip() for line in lines]
-
-
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -94,7 +87,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _missing(extra: str) -> list[str]:
-    """Return the packages of an extra that are not installed."""
-    matches = (re.match(rf"([\w-]+).*extra == ['\"]{extra}['\"]", line) for line in requires("vitral") or ())
-    return [match[1] for match in matches if match and not _version(match[1])]
+def _required(extra: str = "") -> list[str]:
+    """Return the packages that vitral requires for an extra, or without extras."""
+    matches = (re.match(r"([\w-]+)(?:.*extra == ['\"](\w+))?", line) for line in requires("vitral") or ())
+    return [match[1] for match in matches if match and (match[2] or "") == extra]

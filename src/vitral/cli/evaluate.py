@@ -8,8 +8,12 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import FORMAT, Device, File, ImageSize, Model, OptionalInt, Switch
-from vitral.console.output import Format, show_as
+import vitral
+from vitral.cli.parameters import Device, File, Format, ImageSize, Model, OptionalInt, Switch, Text, option
+from vitral.console.output import show_as
+from vitral.console.progress import with_progress
+from vitral.console.results import show_evaluation
+from vitral.console.tables import show_suite
 from vitral.errors import ConfigError
 
 
@@ -19,22 +23,15 @@ class Measures:
     """What to measure, and against which labels. None of it applies to a suite."""
 
     few_shot: Annotated[
-        str | None,
-        Parameter(
-            help="Evaluate the features by ridge regression on K images per class, such as 10 or 1,5,10.", metavar="K"
-        ),
+        Text, option("Evaluate the features by ridge regression on K images per class, such as 10 or 1,5,10.", "K")
     ] = None
-    knn: Annotated[OptionalInt, Parameter(help="Evaluate the features by the K nearest neighbors.", metavar="K")] = None
-    against: Annotated[
-        str | None, Parameter(help="Compare with a second model on the same images.", metavar="MODEL")
-    ] = None
-    against_label_map: Annotated[File, Parameter(help="The label map of the second model.")] = None
-    temperature: Annotated[Switch, Parameter(help="Report the calibration after temperature scaling.")] = False
-    label_map: Annotated[File, Parameter(help="Map classes to labels: lines of a dataset class and a model label.")] = (
-        None
-    )
-    real: Annotated[File, Parameter(help="Score with all true labels of each image (ReaL, JSON).")] = None
-    cache: Annotated[bool, Parameter(help="Do not keep features on disk for the next evaluation.")] = True
+    knn: Annotated[OptionalInt, option("Evaluate the features by the K nearest neighbors.", "K")] = None
+    against: Annotated[Text, option("Compare with a second model on the same images.", "MODEL")] = None
+    against_label_map: Annotated[File, option("The label map of the second model.")] = None
+    temperature: Annotated[Switch, option("Report the calibration after temperature scaling.")] = False
+    label_map: Annotated[File, option("Map classes to labels: lines of a dataset class and a model label.")] = None
+    real: Annotated[File, option("Score with all true labels of each image (ReaL, JSON).")] = None
+    cache: Annotated[bool, option("Do not keep features on disk for the next evaluation.")] = True
 
 
 @Parameter(name="*")
@@ -44,12 +41,12 @@ class Suite:
 
     name: Annotated[
         Literal["vtab-1k"] | None,
-        Parameter(name="--suite", help="Fine-tune on each of the 19 tasks in the folder DATA.", metavar="NAME"),
+        option("Fine-tune on each of the 19 tasks in the folder DATA.", "NAME", name="--suite"),
     ] = None
     steps: Annotated[
-        OptionalInt, Parameter(help="Training steps per task (with --suite).", show_default="2,500, as in the paper")
+        OptionalInt, option("Training steps per task (with --suite).", show_default="2,500, as in the paper")
     ] = None
-    accumulate: Annotated[OptionalInt, Parameter(help="Micro-batches per step (with --suite), to save memory.")] = None
+    accumulate: Annotated[OptionalInt, option("Micro-batches per step (with --suite), to save memory.")] = None
 
 
 @Parameter(name="*")
@@ -60,13 +57,10 @@ class Inference:
     image_size: ImageSize = None
     device: Device = "auto"
     precision: Annotated[
-        str | None,
-        Parameter(help="float32, bfloat16 or float16.", metavar="PRECISION", show_default="float32; auto with --suite"),
+        Text, option("float32, bfloat16 or float16.", "PRECISION", show_default="float32; auto with --suite")
     ] = None
-    batch_size: Annotated[OptionalInt, Parameter(help="Images per batch.", show_default="64; 512 with --suite")] = None
-    workers: Annotated[
-        OptionalInt, Parameter(help="Processes that load images.", show_default="0; auto with --suite")
-    ] = None
+    batch_size: Annotated[OptionalInt, option("Images per batch.", show_default="64; 512 with --suite")] = None
+    workers: Annotated[OptionalInt, option("Processes that load images.", show_default="0; auto with --suite")] = None
 
 
 def evaluate(
@@ -77,7 +71,7 @@ def evaluate(
     measures: Measures = Measures(),  # noqa: B008 (frozen, as the next two)
     suite: Suite = Suite(),  # noqa: B008
     inference: Inference = Inference(),  # noqa: B008
-    format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet (top-1 only).")] = "human",
+    format: Annotated[Format, option("human, json or quiet (top-1 only).")] = "human",
 ) -> None:
     """Evaluate a model: accuracy with confidence intervals, calibration, mistakes.
 
@@ -113,8 +107,6 @@ def check_unset(options: Measures | Suite, *, problem: str, hint: str) -> None:
 
 def evaluate_model(model: str, data: str | None, measures: Measures, inference: Inference, format: Format) -> None:
     """Evaluate a model on one dataset and show the result. Exit with code 3 if some images are unreadable."""
-    from vitral.console.evaluation import show_evaluation
-    from vitral.console.progress import with_progress
     from vitral.evaluation.evaluator import evaluate_events
     from vitral.evaluation.options import EvaluateOptions
 
@@ -141,21 +133,14 @@ def parse_shots(text: str | None) -> tuple[int, ...] | None:
 
 def evaluate_suite(model: str, data: str | None, settings: dict[str, Any], format: Format) -> None:
     """Run a suite and show its results. Exit with a code if it was interrupted or tasks failed."""
-    from vitral.console.progress import progress_bar
-    from vitral.console.tables import show_suite
-    from vitral.runs import Run
-    from vitral.suites.runner import SuiteResult, TaskProgress, suite_events
+    from vitral.suites.runner import SuiteResult, suite_events
 
     if data is None:
         raise ConfigError("--suite needs the folder of its tasks.", hint="vitral evaluate MODEL DIR --suite vtab-1k")
-    source = str(Run.open(Path(model)).trained_model()) if Run.is_run(Path(model)) else model
-    result: dict[str, Any] = {}
-    with progress_bar("vtab-1k", quiet=format != "human") as move:
-        for event in suite_events(source, data, **settings):
-            if isinstance(event, TaskProgress):
-                move(event.done, event.total)
-            elif isinstance(event, SuiteResult):
-                result = event.as_dict()
+    source = str(vitral.Run(model).trained_model()) if vitral.Run.is_run(Path(model)) else model
+    ending = with_progress(suite_events(source, data, **settings), "vtab-1k", quiet=format != "human")
+    assert isinstance(ending, SuiteResult)
+    result = ending.as_dict()
     mean = f"{result['mean']:.4f}" if result["tasks"] else "nan"
     show_as(format, json=result, quiet=[mean], human=lambda: show_suite(result))
     if result["interrupted"]:

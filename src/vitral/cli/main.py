@@ -39,6 +39,9 @@ COMMANDS = {
     "System": {"doctor": "[OPTIONS]"},
 }
 """The commands with their arguments, as `vitral --help` groups them. Each is a function in a module of its name."""
+SHARED_MODULES = {"plan": "models", "features": "predict", "report": "train"}
+SHARED_MODULES |= dict.fromkeys(("describe", "convert", "export"), "checkpoints")
+"""The commands whose module has another name."""
 
 app = App(
     name="vitral",
@@ -57,7 +60,8 @@ app = App(
 for order, (title, commands) in enumerate(COMMANDS.items()):
     group = Group(title, sort_key=order)
     for position, (name, arguments) in enumerate(commands.items()):  # a module is imported when it is needed
-        app.command(f"vitral.cli.{name}:{name}", group=group, sort_key=position, usage=f"vitral {name} {arguments}")
+        path = f"vitral.cli.{SHARED_MODULES.get(name, name)}:{name}"
+        app.command(path, group=group, sort_key=position, usage=f"vitral {name} {arguments}")
 
 SWITCHES = frozenset({"compile", "gradient_checkpointing"})
 """Training settings that are true or false and need no value."""

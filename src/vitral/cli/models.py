@@ -1,25 +1,25 @@
-"""`vitral models`: list the models and their cost."""
+"""`vitral models` and `vitral plan`: list the models with their cost, and estimate the cost of a training run."""
 
 from typing import Annotated, Any
 
-from cyclopts import Parameter
-
-from vitral.cli.parameters import FORMAT, ImageSize
-from vitral.console.output import Format, show_as
-from vitral.console.tables import TRAINING_BATCH, show_models
+import vitral
+from vitral.cli.parameters import Format, ImageSize, Integer, OptionalInt, OptionalNumber, Text, option
+from vitral.console.output import show_as
+from vitral.console.tables import TRAINING_BATCH, show_models, show_plan
 from vitral.errors import ConfigError, DataError, did_you_mean
 from vitral.model.config import ViTConfig
 from vitral.model.cost import count_cost
 from vitral.model.sizes import NAMES, canonical_name, named_config
+from vitral.planning import DEVICES, parse_count
 from vitral.weights.shipped import SHIPPED
 
 
 def models(
     *words: str,
     image_size: Annotated[
-        ImageSize, Parameter(help="Count the cost at this size, such as 384 or 320x480 (height x width).")
+        ImageSize, option("Count the cost at this size, such as 384 or 320x480 (height x width).")
     ] = None,
-    format: Annotated[Format, FORMAT, Parameter(help="human, json (exact numbers) or quiet (names only).")] = "human",
+    format: Annotated[Format, option("human, json (exact numbers) or quiet (names only).")] = "human",
 ) -> None:
     """List the models with their parameters, FLOPs and memory.
 
@@ -93,3 +93,39 @@ def model_row(name: str, image_size: tuple[int, int] | None) -> dict[str, Any] |
         "training_batch": TRAINING_BATCH,
         "training_bytes": cost.training_bytes(TRAINING_BATCH),
     }
+
+
+def plan(
+    *,
+    model: Annotated[str, option("Architecture, such as vit-l16, r50-vit-b16 or bit-r50x1.", "MODEL")],
+    images: Annotated[str, option("Number of training images: 50000, 1.28M or 303M.", "N")],
+    epochs: Annotated[float, option("Number of passes over the training images.", "N")] = 1,
+    image_size: Annotated[
+        ImageSize, option("Input size, such as 384 or 320x480 (height x width).", show_default="that of the model")
+    ] = None,
+    num_classes: Annotated[OptionalInt, option("Number of classes.", show_default="1000")] = None,
+    batch_size: Annotated[Integer, option("Images per device and step; sets the memory.")] = 32,
+    device: Annotated[
+        Text,
+        option(f"{', '.join(DEVICES)}, or here to time a step on this machine.", "DEVICE", show_default="all of them"),
+    ] = None,
+    devices: Annotated[Integer, option("Number of devices.")] = 1,
+    images_per_second: Annotated[OptionalNumber, option("Training speed of one device, if you know it.")] = None,
+    price: Annotated[OptionalNumber, option("Price of one device per hour.")] = None,
+    format: Annotated[Format, option("human, json or quiet (exaFLOPs only).")] = "human",
+) -> None:
+    """Estimate operations, memory, time and price of a training run.
+
+    Operations are counted as in the paper: a training step is three forward passes, a multiply-add is two operations.
+
+    Examples
+    --------
+    vitral plan --model vit-b16 --images 1.28M --epochs 300
+    vitral plan --model vit-l16 --images 303M --epochs 7 --device a100 --price 2
+    vitral plan --model vit-s16 --images 50k --epochs 20 --device here
+    """
+    options: dict[str, Any] = dict(epochs=epochs, image_size=image_size, num_classes=num_classes, batch_size=batch_size)
+    options |= dict(device=device, devices=devices, images_per_second=images_per_second, price=price)
+    result = vitral.plan(model, images=parse_count(images, "--images"), **options)
+    exaflops = f"{result.training_exaflops:.6g}"
+    show_as(format, json=result.as_dict(), quiet=[exaflops], human=lambda: show_plan(result))

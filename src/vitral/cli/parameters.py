@@ -3,10 +3,11 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter, Token
 
+from vitral.console import output
 from vitral.errors import ConfigError, check_int, short_repr
 from vitral.model.config import parse_size
 
@@ -37,13 +38,17 @@ def split_setting(setting: str, example: str) -> tuple[str, str]:
     return name, value
 
 
-FORMAT = Parameter(metavar="FORMAT", show_choices=False)
+def option(help: str, metavar: str | None = None, **more: Any) -> Parameter:
+    """Return the help text of an option, and the placeholder of its value unless the type brings one."""
+    return Parameter(help=help, **({} if metavar is None else {"metavar": metavar}), **more)
+
+
+Format = Annotated[output.Format, option("human, json or quiet.", "FORMAT", show_choices=False)]
 SIZE_HELP = "Use another input size than the model was trained at, such as 384 or 320x480."
 
-Model = Annotated[str, Parameter(help="A run folder, a weights file, a shipped name (vit-cifar10), or hf:OWNER/NAME.")]
-Image = Annotated[
-    str, Parameter(help="Image files, folders or glob patterns. Use - to read paths from standard input.")
-]
+Model = Annotated[str, option("A run folder, a weights file, a shipped name (vit-cifar10), or hf:OWNER/NAME.")]
+Image = Annotated[str, option("Image files, folders or glob patterns. Use - to read paths from standard input.")]
+Text = str | None
 Integer = Annotated[int, Parameter(converter=parse_integer, metavar="N")]
 OptionalInt = Annotated[int | None, Parameter(converter=parse_integer, metavar="N")]
 OptionalNumber = Annotated[float | None, Parameter(metavar="N")]
@@ -52,7 +57,7 @@ ImageSize = Annotated[
     Parameter(converter=parse_image_size, n_tokens=1, help=SIZE_HELP, metavar="SIZE", negative=""),
 ]
 Switch = Annotated[bool, Parameter(negative="", show_default=False)]
-Device = Annotated[str, Parameter(help="cpu, cuda, cuda:1 or mps.", metavar="DEVICE")]
-Precision = Annotated[str, Parameter(help="float32, bfloat16 or float16.", metavar="PRECISION")]
-BatchSize = Annotated[Integer, Parameter(help="Images per batch.")]
+Device = Annotated[str, option("cpu, cuda, cuda:1 or mps.", "DEVICE")]
+Precision = Annotated[str, option("float32, bfloat16 or float16.", "PRECISION")]
+BatchSize = Annotated[Integer, option("Images per batch.")]
 File = Annotated[Path | None, Parameter(metavar="FILE")]

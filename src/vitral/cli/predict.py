@@ -1,31 +1,31 @@
-"""`vitral predict`: predict labels for images."""
+"""`vitral predict` and `vitral features`: labels and embeddings of images."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
-from cyclopts import Parameter
-
-from vitral.cli.parameters import FORMAT, BatchSize, Device, File, Image, ImageSize, Integer, Model, Precision, Switch
+import vitral
+from vitral.cli.parameters import BatchSize, Device, Format, Image, ImageSize, Integer, Model, Precision, Switch, option
+from vitral.console.output import show_as, show_lines
+from vitral.console.progress import progress_bar, with_progress
+from vitral.console.results import describe_feature_file, describe_prediction_file, write_human, write_quiet
 from vitral.errors import ConfigError, check_int
-from vitral.files import printable
-
-if TYPE_CHECKING:
-    from vitral.inference.predictor import Predictor
+from vitral.files import as_text, printable
 
 
 def predict(
     model: Model,
     /,
     *images: Image,
-    top: Annotated[Integer, Parameter(help="Number of labels per image.")] = 5,
-    out: Annotated[File, Parameter(help="Write the rows to FILE (.csv or .jsonl).")] = None,
-    resume: Annotated[Switch, Parameter(help="Continue an interrupted --out file.")] = False,
+    top: Annotated[Integer, option("Number of labels per image.")] = 5,
+    out: Annotated[Path | None, option("Write the rows to FILE (.csv or .jsonl).", "FILE")] = None,
+    resume: Annotated[Switch, option("Continue an interrupted --out file.")] = False,
     image_size: ImageSize = None,
     device: Device = "auto",
     precision: Precision = "float32",
     batch_size: BatchSize = 32,
     format: Annotated[
-        Literal["human", "json", "csv", "quiet"], FORMAT, Parameter(help="human, json, csv or quiet.")
+        Literal["human", "json", "csv", "quiet"], option("human, json, csv or quiet.", "FORMAT", show_choices=False)
     ] = "human",
 ) -> None:
     """Predict labels for images.
@@ -38,10 +38,7 @@ def predict(
     vitral predict runs/pets-1 photos/ --out labels.csv
     find photos -name '*.jpg' | vitral predict runs/pets-1 - --format json
     """
-    from vitral.console.predictions import describe_prediction_file
-    from vitral.console.progress import with_progress
     from vitral.data.sources.image_files import find_images
-    from vitral.inference.predictor import Predictor
     from vitral.inference.writers import check_prediction_target, predict_to_file
 
     check_int("--top", top, minimum=1)
@@ -52,7 +49,9 @@ def predict(
     elif resume:
         raise ConfigError("--resume needs a file to continue.", hint="Pass --out FILE.")
     files = find_images(images, sys.stdin)
-    predictor = Predictor(model, device=device, precision=precision, batch_size=batch_size, image_size=image_size)
+    predictor = vitral.Predictor(
+        model, device=device, precision=precision, batch_size=batch_size, image_size=image_size
+    )
     for warning in predictor.loaded.warnings:
         print(f"vitral: warning: {printable(warning)}", file=sys.stderr)
     if out is None:
@@ -71,10 +70,8 @@ def predict(
         sys.exit(3)
 
 
-def print_rows(predictor: "Predictor", files: list[str], top: int, format: str) -> int:
+def print_rows(predictor: "vitral.Predictor", files: list[str], top: int, format: str) -> int:
     """Print a row per image and return the number of unusable images."""
-    from vitral.console.predictions import write_human, write_quiet
-    from vitral.console.progress import progress_bar
     from vitral.inference.writers import CSV, JSON_LINES, predict_rows
 
     write = {"human": write_human, "json": JSON_LINES.write, "csv": CSV.write, "quiet": write_quiet}[format]
@@ -90,3 +87,39 @@ def print_rows(predictor: "Predictor", files: list[str], top: int, format: str) 
                 sys.stdout.flush()
                 move(number, len(files))
     return failed
+
+
+def features(
+    model: Model,
+    /,
+    *images: Image,
+    out: Annotated[Path, option("Write the features to FILE (.npz or .parquet).", "FILE")],
+    image_size: ImageSize = None,
+    device: Device = "auto",
+    precision: Precision = "float32",
+    batch_size: BatchSize = 32,
+    format: Format = "human",
+) -> None:
+    """Write embeddings of images: the input of the classification head.
+
+    Unreadable images are left out, and the command then exits with code 3.
+
+    Examples
+    --------
+    vitral features vit-cifar10 photos/ --out embeddings.npz
+    vitral features runs/pets-1 photos/ --out embeddings.parquet
+    """
+    from vitral.data.sources.image_files import find_images
+    from vitral.inference.writers import check_feature_target, features_to_file
+
+    check_feature_target(out)
+    files = find_images(images, sys.stdin)
+    predictor = vitral.Predictor(
+        model, device=device, precision=precision, batch_size=batch_size, image_size=image_size
+    )
+    result = with_progress(features_to_file(predictor, files, out), "Embedding", quiet=format != "human")
+    failures = [{"file": as_text(file), "error": reason} for file, reason in result.failures]
+    facts = {"file": str(result.path), "images": result.images, "width": result.width, "failed": len(failures)}
+    show_as(format, json=facts | {"failures": failures}, human=lambda: show_lines(describe_feature_file(result)))
+    if result.failures:
+        sys.exit(3)

@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
-from vitral.cli.parameters import FORMAT, Integer
-from vitral.console.output import Format, show_as, show_lines
+import vitral
+from vitral.cli.parameters import Format, Integer, option
+from vitral.console.output import show_as, show_lines
 
 if TYPE_CHECKING:
     from vitral.studies.runner import CellOutcome
@@ -19,17 +18,16 @@ def study(
     data: str,
     /,
     *,
-    out: Annotated[Path, Parameter(help="Folder of the runs.", metavar="DIR")] = Path("runs/studies"),
+    out: Annotated[Path, option("Folder of the runs.", "DIR")] = Path("runs/studies"),
     results: Annotated[
-        Path | None, Parameter(help="Folder of the page and the plot.", metavar="DIR", show_default="results in --out")
+        Path | None, option("Folder of the page and the plot.", "DIR", show_default="results in --out")
     ] = None,
     seeds: Annotated[
-        list[int] | None,
-        Parameter(help="Seeds to use instead of those of FILE.", metavar="N...", negative="", consume_multiple=True),
+        list[int] | None, option("Seeds to use instead of those of FILE.", "N...", negative="", consume_multiple=True)
     ] = None,
-    jobs: Annotated[Integer, Parameter(help="Number of cells to train at a time.")] = 2,
-    threads: Annotated[Integer, Parameter(help="CPU threads per cell.")] = 1,
-    format: Annotated[Format, FORMAT, Parameter(help="human, json or quiet.")] = "human",
+    jobs: Annotated[Integer, option("Number of cells to train at a time.")] = 2,
+    threads: Annotated[Integer, option("CPU threads per cell.")] = 1,
+    format: Format = "human",
 ) -> None:
     """Run an ablation study.
 
@@ -48,7 +46,6 @@ def study(
     vitral study positions builtin:digits
     vitral study my.toml photos/ --seeds 0 1 2 --jobs 4 --out runs/ablation
     """
-    from vitral.studies.runner import run_study
 
     def show(outcome: "CellOutcome") -> None:
         if format == "human":
@@ -56,7 +53,9 @@ def study(
 
     handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the cells save their state before it exits
     try:
-        result = run_study(file, data, out=out, results=results, seeds=seeds, jobs=jobs, threads=threads, on_cell=show)
+        result = vitral.run_study(
+            file, data, out=out, results=results, seeds=seeds, jobs=jobs, threads=threads, on_cell=show
+        )
     except KeyboardInterrupt:
         print("vitral: interrupted. Run the same command to resume.", file=sys.stderr)
         sys.exit(130)

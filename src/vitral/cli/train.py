@@ -1,14 +1,17 @@
-"""`vitral train`: train a model on a folder of images."""
+"""`vitral train` and `vitral report`: train a model on a folder of images, and open the report of a run."""
 
 import sys
+import webbrowser
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from vitral.cli.parameters import FORMAT, Device, File, OptionalInt, OptionalNumber, Switch, split_setting
-from vitral.console.output import Format
+import vitral
+from vitral.cli.parameters import Device, File, Format, OptionalInt, OptionalNumber, Switch, Text, option, split_setting
+from vitral.console.output import show_as, show_lines
+from vitral.console.tables import show_settings
 
 AUTO = Parameter(show_default="auto")
 RECIPES = (
@@ -23,36 +26,24 @@ class Settings:
     """The settings of a run that have a flag of their own; None is "as in the recipe, else automatic"."""
 
     from_: Annotated[
-        str | None,
-        Parameter(name="--from", help="Start from the weights of MODEL instead of from scratch.", metavar="MODEL"),
+        Text, option("Start from the weights of MODEL instead of from scratch.", "MODEL", name="--from")
     ] = None
-    model: Annotated[
-        str | None, AUTO, Parameter(help="Architecture to train from scratch, such as vit-s16.", metavar="NAME")
-    ] = None
-    tune: Annotated[
-        str | None, AUTO, Parameter(help="Which weights to train: all, head, last-blocks or lora.", metavar="WHAT")
-    ] = None
-    minutes: Annotated[OptionalNumber, Parameter(help="Plan the run to take this long.")] = None
-    epochs: Annotated[OptionalNumber, AUTO, Parameter(help="Number of passes over the training images.")] = None
-    steps: Annotated[OptionalInt, Parameter(help="Number of optimizer steps, instead of epochs.")] = None
-    batch_size: Annotated[OptionalInt, AUTO, Parameter(help="Images per optimizer step.")] = None
-    image_size: Annotated[
-        str | None, AUTO, Parameter(help="Input size, such as 384 or 320x480 (height x width).", metavar="SIZE")
-    ] = None
-    lr: Annotated[str | None, AUTO, Parameter(name="--optim.lr", help="Peak learning rate.", metavar="LR")] = None
-    val: Annotated[
-        str | None, Parameter(help="Test on this dataset instead of on a held-out split.", metavar="DATA")
-    ] = None
+    model: Annotated[Text, AUTO, option("Architecture to train from scratch, such as vit-s16.", "NAME")] = None
+    tune: Annotated[Text, AUTO, option("Which weights to train: all, head, last-blocks or lora.", "WHAT")] = None
+    minutes: Annotated[OptionalNumber, option("Plan the run to take this long.")] = None
+    epochs: Annotated[OptionalNumber, AUTO, option("Number of passes over the training images.")] = None
+    steps: Annotated[OptionalInt, option("Number of optimizer steps, instead of epochs.")] = None
+    batch_size: Annotated[OptionalInt, AUTO, option("Images per optimizer step.")] = None
+    image_size: Annotated[Text, AUTO, option("Input size, such as 384 or 320x480 (height x width).", "SIZE")] = None
+    lr: Annotated[Text, AUTO, option("Peak learning rate.", "LR", name="--optim.lr")] = None
+    val: Annotated[Text, option("Test on this dataset instead of on a held-out split.", "DATA")] = None
     objective: Annotated[
-        str | None,
-        Parameter(
-            help="classify, or masked-patches to pretrain without labels.", metavar="NAME", show_default="classify"
-        ),
+        Text, option("classify, or masked-patches to pretrain without labels.", "NAME", show_default="classify")
     ] = None
-    seed: Annotated[OptionalInt, Parameter(help="Random seed.", show_default="0")] = None
+    seed: Annotated[OptionalInt, option("Random seed.", show_default="0")] = None
     device: Annotated[Device | None, AUTO] = None
-    precision: Annotated[str | None, AUTO, Parameter(help="float32, bfloat16 or float16.", metavar="PRECISION")] = None
-    workers: Annotated[str | None, AUTO, Parameter(help="Processes that load images.", metavar="N")] = None
+    precision: Annotated[Text, AUTO, option("float32, bfloat16 or float16.", "PRECISION")] = None
+    workers: Annotated[Text, AUTO, option("Processes that load images.", "N")] = None
 
     def by_name(self) -> dict[str, Any]:
         """Return the settings that were passed, by the names that a TOML file uses."""
@@ -68,20 +59,14 @@ def train(
     /,
     *,
     settings: Settings = Settings(),  # noqa: B008 (frozen)
-    recipe: Annotated[
-        str | None, AUTO, Parameter(help=f"Start from the settings of a recipe: {RECIPES}, or none.", metavar="NAME")
-    ] = None,
-    config: Annotated[File, Parameter(help="Read settings from a TOML file.")] = None,
-    out: Annotated[
-        Path | None, Parameter(help="Run folder to create. By default runs/<data>-<model>-<n>.", metavar="DIR")
-    ] = None,
-    resume: Annotated[Path | None, Parameter(help="Continue an interrupted run.", metavar="RUN")] = None,
-    tensorboard: Annotated[Switch, Parameter(help="Also write curves to RUN/tensorboard.")] = False,
-    print_config: Annotated[Switch, Parameter(help="Print all settings as a TOML file and exit.")] = False,
-    help_all: Annotated[Switch, Parameter(help="List all other settings, such as --ema, and exit.")] = False,
-    format: Annotated[
-        Format, FORMAT, Parameter(help="human, json (one line per event on standard error) or quiet.")
-    ] = "human",
+    recipe: Annotated[Text, AUTO, option(f"Start from the settings of a recipe: {RECIPES}, or none.", "NAME")] = None,
+    config: Annotated[File, option("Read settings from a TOML file.")] = None,
+    out: Annotated[Path | None, option("Run folder to create. By default runs/<data>-<model>-<n>.", "DIR")] = None,
+    resume: Annotated[Path | None, option("Continue an interrupted run.", "RUN")] = None,
+    tensorboard: Annotated[Switch, option("Also write curves to RUN/tensorboard.")] = False,
+    print_config: Annotated[Switch, option("Print all settings as a TOML file and exit.")] = False,
+    help_all: Annotated[Switch, option("List all other settings, such as --ema, and exit.")] = False,
+    format: Annotated[Format, option("human, json (one line per event on standard error) or quiet.")] = "human",
     set: Annotated[tuple[str, ...], Parameter(show=False, consume_multiple=False)] = (),
 ) -> None:
     """Train a Vision Transformer on a folder of images.
@@ -103,27 +88,18 @@ def train(
     vitral train --resume runs/photos-1
     """
     if help_all:
-        from vitral.console.tables import show_settings
-
         show_settings(list_settings(), RECIPES.split(", "))
         return
-    values = settings.by_name() | dict(split_setting(setting, "--set optim.lr=3e-4") for setting in set)
-    sources = {"recipe": recipe, "config": config}
+    values: dict[str, Any] = settings.by_name() | dict(split_setting(setting, "--set optim.lr=3e-4") for setting in set)
+    sources: dict[str, Any] = {"recipe": recipe, "config": config}
     if print_config:
         sys.stdout.write(resolved_toml(data, values, resume=resume, out=out, **sources))
     else:
-        run(data, values, format, tensorboard=tensorboard, resume=resume, out=out, **sources)
+        from vitral.console.training import Interrupted, show_training
 
-
-def run(data: str | None, settings: dict[str, Any], format: Format, **options: Any) -> None:
-    """Train, show the events, and exit with 128 + the signal if the run was interrupted."""
-    from vitral.api import train_events
-    from vitral.console.training import show_training
-    from vitral.training.events import Interrupted
-
-    ending = show_training(train_events(data, **options, **settings), format)
-    if isinstance(ending, Interrupted):
-        sys.exit(128 + ending.signal)
+        events = vitral.train_events(data, tensorboard=tensorboard, resume=resume, out=out, **sources, **values)
+        if isinstance(ending := show_training(events, format), Interrupted):
+            sys.exit(128 + ending.signal)
 
 
 def resolved_toml(
@@ -147,3 +123,33 @@ def list_settings() -> list[tuple[str, Any, str]]:
     rows = [(name, value, texts.get(name, "")) for name, value in as_settings(TrainConfig(data="")).items()]
     rows.append(("network.FIELD", "", "Any field of ViTConfig, such as --network.pool mean."))
     return [row for row in rows if row[0] != "data"]
+
+
+def report(
+    run: Path,
+    /,
+    *,
+    open: Annotated[Switch, option("Open the page in the web browser.")] = False,
+    overwrite: Annotated[Switch, option("Write the page again, even if it exists.")] = False,
+    format: Format = "human",
+) -> None:
+    """Print the path of a run's report, or open it.
+
+    Writes the page and the model card from the files of the run if the page is missing.
+
+    Parameters
+    ----------
+    run
+        The folder of a finished run.
+
+    Examples
+    --------
+    vitral report runs/photos-1 --open
+    vitral report runs/photos-1 --overwrite
+    """
+    page = vitral.Run.open(run).report
+    if overwrite or not page.is_file():
+        page = vitral.write_report(run)
+    show_as(format, json={"report": str(page)}, quiet=[str(page)], human=lambda: show_lines([str(page)]))
+    if open:
+        webbrowser.open(page.resolve().as_uri())

@@ -2,14 +2,15 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.columns import Columns
+from rich.padding import Padding
+from rich.text import Text
 
 from vitral.console.output import human_console, print_line, show_lines
 from vitral.files import printable
 from vitral.report.text import format_bytes
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _LISTS = {
     "unchanged": "same name in file and model",
@@ -23,27 +24,26 @@ _NUMBER = re.compile(r"(?<=[._])\d+(?=[./])")
 
 def show_checkpoint(description: Mapping[str, Any]) -> None:
     """Print the description of a checkpoint on one page."""
-    console = human_console()
     report = description["report"]
-    print_line(console, f"{report['dialect']} checkpoint ({report['format']})", "bold")
-    print_line(console, description["path"], "dim")
+    print_line(f"{report['dialect']} checkpoint ({report['format']})", "bold")
+    print_line(description["path"], "dim")
     if "sha256" in description:
-        print_line(console, f"{format_bytes(description['bytes'])}, sha256 {description['sha256']}", "dim")
+        print_line(f"{format_bytes(description['bytes'])}, sha256 {description['sha256']}", "dim")
     for title, fields in (
         (f"config, {description['parameters']:,} parameters", description["config"]),
         ("preprocessing", description["preprocess"]),
     ):
-        print_line(console, f"\n{title}", "bold")
-        _show_fields(console, fields)
+        print_line(f"\n{title}", "bold")
+        _show_fields(fields)
     if labels := description["labels"]:
-        print_line(console, f"\nlabels ({len(labels)})", "bold")
-        print_line(console, "  " + ", ".join(labels[:8]) + (", ..." if len(labels) > 8 else ""))
-    _show_tensors(console, report)
+        print_line(f"\nlabels ({len(labels)})", "bold")
+        print_line("  " + ", ".join(labels[:8]) + (", ..." if len(labels) > 8 else ""))
+    _show_tensors(report)
     for title in ("assumed", "warnings"):
         if report[title]:
-            print_line(console, f"\n{title}", "bold")
+            print_line(f"\n{title}", "bold")
             for sentence in report[title]:
-                print_line(console, f"  {sentence}")
+                print_line(f"  {sentence}")
 
 
 def show_conversion(conversion: Mapping[str, Any], precision: str | None) -> None:
@@ -64,21 +64,17 @@ def show_conversion(conversion: Mapping[str, Any], precision: str | None) -> Non
     show_lines(map(printable, lines))
 
 
-def _show_tensors(console: "Console", report: Mapping[str, Any]) -> None:
-    print_line(console, f"\ntensors ({sum(len(report[name]) for name in _LISTS)})", "bold")
+def _show_tensors(report: Mapping[str, Any]) -> None:
+    print_line(f"\ntensors ({sum(len(report[name]) for name in _LISTS)})", "bold")
     for name, meaning in _LISTS.items():
-        print_line(console, f"  {name:<11} {len(report[name]):>4}  {meaning}")
+        print_line(f"  {name:<11} {len(report[name]):>4}  {meaning}")
         for entry in fold(report[name]):
-            print_line(console, f"      {entry}", "dim")
+            print_line(f"      {entry}", "dim")
 
 
-def _show_fields(console: "Console", fields: Mapping[str, Any]) -> None:
-    from rich.columns import Columns
-    from rich.padding import Padding
-    from rich.text import Text
-
+def _show_fields(fields: Mapping[str, Any]) -> None:
     cells = [Text.assemble((name, "dim"), " ", _plain(value)) for name, value in fields.items()]
-    console.print(Padding(Columns(cells, padding=(0, 3), column_first=True), (0, 0, 0, 2)))
+    human_console().print(Padding(Columns(cells, padding=(0, 3), column_first=True), (0, 0, 0, 2)))
 
 
 def _plain(value: object) -> str:

@@ -1,11 +1,14 @@
 """Show how far a long task is, on standard error, with the time it still needs."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
+from rich.console import Console
+
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn
+    from rich.progress import ProgressColumn
 
 Result = TypeVar("Result")
 
@@ -20,21 +23,14 @@ class ProgressEvent(Protocol):
     def total(self) -> int: ...
 
 
-class Bar(Protocol):
-    """Move a progress bar to `done` of `total`."""
-
-    def __call__(self, done: int, total: int | None = None) -> None: ...
-
-
 @contextmanager
-def progress_bar(title: str, *, quiet: bool) -> Iterator[Bar]:
+def progress_bar(title: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """Show a bar with the remaining time and yield the function that moves it. Remove the bar at the end."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("ETA"), TimeRemainingColumn())
-    with _live_progress(columns, quiet=quiet) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda done, total=None: progress.update(task, completed=done, total=total)
+    with _live_progress(*columns, quiet=quiet) as update:
+        yield lambda done, total: update(completed=done, total=total)
 
 
 @contextmanager
@@ -43,9 +39,8 @@ def stages(*, quiet: bool) -> Iterator[Callable[[str], None]]:
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with _live_progress(columns, quiet=quiet) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda stage: progress.update(task, description=stage)
+    with _live_progress(*columns, quiet=quiet) as update:
+        yield lambda stage: update(description=stage)
 
 
 def with_progress(events: Iterable[ProgressEvent | Result], title: str, *, quiet: bool) -> Result:
@@ -60,10 +55,12 @@ def with_progress(events: Iterable[ProgressEvent | Result], title: str, *, quiet
     return results[-1]
 
 
-def _live_progress(columns: "Iterable[str | ProgressColumn]", *, quiet: bool) -> "AbstractContextManager[Progress]":
-    from rich.console import Console
+@contextmanager
+def _live_progress(*columns: "ProgressColumn", quiet: bool) -> Iterator[Callable[..., None]]:
+    """Show one task and yield the function that updates its fields."""
     from rich.progress import Progress
 
     console = Console(stderr=True)
     is_off = quiet or not console.is_terminal
-    return Progress(*columns, console=console, transient=True, disable=is_off, redirect_stdout=False)
+    with Progress(*columns, console=console, transient=True, disable=is_off, redirect_stdout=False) as progress:
+        yield partial(progress.update, progress.add_task("", total=None))

@@ -5,7 +5,7 @@ from statistics import mean
 from textwrap import indent, wrap
 from typing import TYPE_CHECKING, Any
 
-from vitral.console.output import human_console, plain_table, print_line
+from vitral.console.output import human_console, print_line, print_table
 from vitral.report.text import format_bytes, format_count, format_duration, format_units
 
 if TYPE_CHECKING:
@@ -17,17 +17,17 @@ MAX_TEXT_WIDTH = 100
 
 def show_models(rows: Sequence[Mapping[str, Any]], shipped: Mapping[str, str], omitted: int = 0) -> None:
     """Print one row per model. `shipped` maps names with trained weights to a description of those weights."""
-    table = plain_table("model", "image", "tokens", "parameters", "FLOPs", "predict", "train")
-    for row in rows:
-        table.add_row(
+    cells = (
+        [
             row["name"],
             _size(row["image_size"]),
             f"{row['tokens']:,}",
             *(format_units(row[name]) for name in ("parameters", "forward_flops")),
             *(format_bytes(row[name]) for name in ("inference_bytes", "training_bytes")),
-        )
-    console = human_console()
-    console.print(table)
+        ]
+        for row in rows
+    )
+    print_table(("model", "image", "tokens", "parameters", "FLOPs", "predict", "train"), cells)
     notes = [
         "",
         "FLOPs: one forward pass of one image; a multiply-add counts as 2 (many papers count 1).",
@@ -36,15 +36,13 @@ def show_models(rows: Sequence[Mapping[str, Any]], shipped: Mapping[str, str], o
     ]
     if omitted:
         notes.append(f"{format_count(omitted, 'model')} omitted: the patch size does not divide this image size.")
-    for note in notes:
-        print_line(console, note, "dim")
+    print_line("\n".join(notes), "dim")
 
 
 def show_plan(plan: "Plan") -> None:
     """Print the cost of a training run: operations and memory, then time and price per device."""
-    console = human_console()
     images = f"{format_units(plan.images)} images, {plan.epochs:g} epoch{'' if plan.epochs == 1 else 's'}"
-    print_line(console, f"{plan.model} at {_size(plan.image_size)}, {images}", "bold")
+    print_line(f"{plan.model} at {_size(plan.image_size)}, {images}", "bold")
     table_6 = "" if plan.paper_exaflops is None else f"   (table 6 of the paper: {plan.paper_exaflops:,g})"
     table_2 = "" if plan.paper_core_days is None else f"   (table 2 of the paper: {plan.paper_core_days:,g})"
     exaflops, days = plan.training_exaflops, plan.tpuv3_core_days
@@ -58,68 +56,64 @@ def show_plan(plan: "Plan") -> None:
         "TPUv3": f"{core_days}{table_2}",
     }
     for name, text in facts.items():
-        print_line(console, f"{name:<12}{text}")
-    console.print()
-    _show_estimates(plan.estimates)
-    console.print("\nA training step counts as three forward passes.", style="dim")
+        print_line(f"{name:<12}{text}")
+    print_line("")
+    costs = ("cost",) if any(estimate.cost is not None for estimate in plan.estimates) else ()
+    titles = ("device", "count", "images/s", "time", "largest batch each", *costs)
+    print_table(titles, map(_estimate_cells, plan.estimates))
+    print_line("\nA training step counts as three forward passes.", "dim")
     if any(estimate.largest_batch is not None for estimate in plan.estimates):
         assumed = (
             f"Times assume {100 * plan.utilization:.0f}% of the 16-bit peak of the data sheet, unless you pass images "
             "per second. The paper's own runs reached 32% to 43%. The largest batch is for float32 with Adam."
         )
-        console.print(assumed, style="dim", highlight=False)
+        human_console().print(assumed, style="dim", highlight=False)
 
 
-def _show_estimates(estimates: "Sequence[Estimate]") -> None:
-    costs = ("cost",) if any(estimate.cost is not None for estimate in estimates) else ()
-    table = plain_table("device", "count", "images/s", "time", "largest batch each", *costs)
-    for estimate in estimates:
-        batch, speed = estimate.largest_batch, estimate.images_per_second
-        table.add_row(
-            estimate.device,
-            f"{estimate.devices:,}",
-            f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}",
-            format_duration(estimate.seconds),
-            "" if batch is None else f"{batch:,}" if batch else "none fits",
-            *(() if estimate.cost is None else (f"{estimate.cost:,.2f}",)),
-        )
-    human_console().print(table)
+def _estimate_cells(estimate: "Estimate") -> list[str]:
+    batch, speed = estimate.largest_batch, estimate.images_per_second
+    return [
+        estimate.device,
+        f"{estimate.devices:,}",
+        f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}",
+        format_duration(estimate.seconds),
+        "" if batch is None else f"{batch:,}" if batch else "none fits",
+        *([] if estimate.cost is None else [f"{estimate.cost:,.2f}"]),
+    ]
 
 
 def show_suite(result: Mapping[str, Any]) -> None:
     """Print one row per task, grouped, with the paper's scores beside ours."""
-    models = result["paper_models"]
-    table = plain_table("task", "top-1", "95% CI", "test\nimages", *(name.replace(" ", "\n") for name in models))
-    for group in result["groups"]:
-        tasks = [task for task in result["tasks"] if task["group"] == group]
-        for task in tasks:
-            table.add_row(*_task_cells(task))
+    rows: list[list[str]] = []
+    bold: list[int] = []
+    for group in (*result["groups"], None):
+        tasks = [task for task in result["tasks"] if group in (None, task["group"])]
+        if group is not None:
+            rows += map(_task_cells, tasks)
         if tasks:
-            table.add_row(f"{group}, mean of {len(tasks)}", *_means(tasks, len(models)), style="bold")
-    if result["tasks"]:
-        table.add_row(f"mean of {len(result['tasks'])}", *_means(result["tasks"], len(models)), style="bold")
-    console = human_console()
-    console.print(table)
-    print_line(console, "The paper's columns are from table 9; their means are over the same tasks.", "dim")
+            bold.append(len(rows))
+            title = "mean" if group is None else f"{group}, mean"
+            rows.append([f"{title} of {len(tasks)}", *_means(tasks)])
+    models = (name.replace(" ", "\n") for name in result["paper_models"])
+    print_table(("task", "top-1", "95% CI", "test\nimages", *models), rows, bold=bold)
+    print_line("The paper's columns are from table 9; their means are over the same tasks.", "dim")
     for warning in _suite_warnings(result):
-        print_line(console, warning, "yellow")
+        print_line(warning, "yellow")
 
 
 def _task_cells(task: Mapping[str, Any]) -> list[str]:
-    from rich.markup import escape
-
     name = f"{task['stand_in']} for {task['task']}" if task["stand_in"] else task["task"]
     papers = ("-" if task["stand_in"] else f"{score:.1f}" for score in task["paper"])
     interval = f"{100 * task['low']:.1f}-{100 * task['high']:.1f}"
-    return [escape(name), f"{100 * task['top1']:.1f}", interval, f"{task['images']:,}", *papers]
+    return [name, f"{100 * task['top1']:.1f}", interval, f"{task['images']:,}", *papers]
 
 
-def _means(tasks: Sequence[Mapping[str, Any]], papers: int) -> list[str]:
+def _means(tasks: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the cells of a row of means. Stand-ins cannot be compared with the paper."""
-    top1 = f"{100 * mean(task['top1'] for task in tasks):.1f}"
-    if any(task["stand_in"] for task in tasks):
-        return [top1, "", "", *["-"] * papers]
-    return [top1, "", "", *(f"{mean(task['paper'][column] for task in tasks):.1f}" for column in range(papers))]
+    has_stand_in = any(task["stand_in"] for task in tasks)
+    papers = zip(*(task["paper"] for task in tasks), strict=True)
+    means = ("-" if has_stand_in else f"{mean(scores):.1f}" for scores in papers)
+    return [f"{100 * mean(task['top1'] for task in tasks):.1f}", "", "", *means]
 
 
 def _suite_warnings(result: Mapping[str, Any]) -> Iterator[str]:
@@ -148,7 +142,6 @@ def _suite_warnings(result: Mapping[str, Any]) -> Iterator[str]:
 
 def show_findings(findings: Mapping[str, Any], *, problems_only: bool) -> None:
     """Print what `vitral doctor` found: versions, device, extras and problems."""
-    console = human_console()
     if not problems_only:
         nested = ("packages", "problems", "extras")
         rows = [(name, _finding(value)) for name, value in findings.items() if name not in nested]
@@ -156,11 +149,11 @@ def show_findings(findings: Mapping[str, Any], *, problems_only: bool) -> None:
         rows += [(name, _extra(name, extra)) for name, extra in findings["extras"].items()]
         width = max(len(name) for name, _ in rows) + 2
         for name, text in rows:
-            print_line(console, f"{name:<{width}}{text}")
+            print_line(f"{name:<{width}}{text}")
     for problem in findings["problems"]:
-        print_line(console, f"Problem: {problem}", "red")
+        print_line(f"Problem: {problem}", "red")
     if not findings["problems"] and not problems_only:
-        print_line(console, "No problems found.", "green")
+        print_line("No problems found.", "green")
 
 
 def _finding(value: object) -> str:
@@ -168,38 +161,33 @@ def _finding(value: object) -> str:
 
 
 def _extra(name: str, extra: Mapping[str, Any]) -> str:
-    if extra["missing"]:
-        return f"not installed ({extra['what']}). Run: pip install 'vitral[{name}]'"
-    return f"installed ({extra['what']})"
+    fix = f"not installed ({extra['what']}). Run: pip install 'vitral[{name}]'"
+    return fix if extra["missing"] else f"installed ({extra['what']})"
 
 
 def show_settings(rows: Iterable[tuple[str, object, str]], recipes: Iterable[str]) -> None:
     """Print every setting with its default and its explanation, by section: the part of its name before the dot."""
-    console = human_console()
-    width = min(console.width, MAX_TEXT_WIDTH)
+    width = min(human_console().width, MAX_TEXT_WIDTH)
     sections: dict[str, list[tuple[str, object, str]]] = {"": []}
     for row in rows:
         sections.setdefault(row[0].rpartition(".")[0], []).append(row)
     for section, settings in sections.items():
-        print_line(console, section or "general", "bold")
+        print_line(section or "general", "bold")
         for name, default, text in settings:
-            print_line(console, f"  --{name.replace('_', '-')}{_default(default)}")
-            print_line(console, indent("\n".join(wrap(text, width - 6)), " " * 6), "dim")
-        console.print()
-    print_line(console, "\n".join(wrap(f"Recipes: {', '.join(recipes)}", width)))
+            print_line(f"  --{name.replace('_', '-')}{_default(default)}")
+            print_line(indent("\n".join(wrap(text, width - 6)), " " * 6), "dim")
+        print_line("")
+    print_line("\n".join(wrap(f"Recipes: {', '.join(recipes)}", width)))
 
 
 def _default(value: object) -> str:
     """Return a default as you would type it on the command line, or "" if there is none."""
     if value is None or value == "":
         return ""
-    if isinstance(value, tuple | list):
-        text = ",".join(f"{item:g}" if isinstance(item, float) else str(item) for item in value)
-    elif isinstance(value, bool):
-        text = str(value).lower()
-    else:
-        text = f"{value:g}" if isinstance(value, float) else str(value)
-    return f" [default: {text}]"
+    if isinstance(value, bool):
+        value = str(value).lower()
+    items = value if isinstance(value, tuple | list) else [value]
+    return f" [default: {','.join(f'{item:g}' if isinstance(item, float) else str(item) for item in items)}]"
 
 
 def _size(image_size: Sequence[int]) -> str:

@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vitral.console.output import Format, human_console, print_line, print_lines, show_json, show_lines
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from vitral.console.output import Format, print_line, print_lines, show_as
 from vitral.report.text import format_accuracy, format_clock, format_count, format_percent, masked_patches_lines
 from vitral.runs import Run, quote
 from vitral.training.events import (
@@ -26,10 +29,6 @@ from vitral.training.events import (
     Stepped,
     Warned,
 )
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
 
 Ending = Finished | Interrupted
 
@@ -54,12 +53,8 @@ def show_progress(events: Iterable[Event], format: Format) -> Ending | None:
 def show_result(finished: Finished, format: Format) -> None:
     """Print the result of a finished run to standard output."""
     top1, loss = finished.test["top1"], finished.test["loss"]
-    if format == "quiet":
-        show_lines([f"{loss if top1 is None else top1:.4f}"])
-    elif format == "json":
-        show_json(event_fields(finished))
-    else:
-        print_lines(human_console(), result_lines(finished))
+    score = f"{loss if top1 is None else top1:.4f}"
+    show_as(format, json=event_fields(finished), quiet=[score], human=lambda: print_lines(result_lines(finished)))
 
 
 def result_lines(finished: Finished) -> list[str]:
@@ -104,7 +99,7 @@ def message_of(event: Event) -> tuple[str, str | None] | None:
             return f"Warning: {event.message}", "yellow"
         case Interrupted():
             return f"Interrupted at step {event.step}. The state is saved. Resume with:\n  {event.resume}", "bold"
-        case Stepped() | Measuring() | Saved() | Finished():
+        case _:
             return None
 
 
@@ -124,44 +119,38 @@ def bar_fields(event: Event) -> dict[str, Any]:
             return dict(description=event.what, detail=detail, eta="")
         case Saved() | EpochEnded():
             return dict(description="training", detail="", eta="")
-        case Chosen() | Baseline() | Started() | Warned() | Interrupted() | Finished():
+        case _:
             return {}
 
 
 def event_fields(event: Event) -> dict[str, Any]:
-    """Return the fields of an event as JSON values."""
-    return {name: _json_value(value) for name, value in asdict(event).items()}
+    """Return the fields of an event as JSON values; NaN becomes null."""
+    text = json.dumps(asdict(event), default=lambda value: str(value) if isinstance(value, Path) else repr(value))
+    return json.loads(text, parse_constant=lambda name: None if name == "NaN" else float(name))
+
+
+class PersistentConsole(Console):
+    """A console that a closed pipe silences; rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        _silence_stderr()
 
 
 def _show_on_bar(events: Iterable[Event]) -> Iterator[Event]:
     """Yield the events while a bar and their messages show them on standard error."""
-    from rich.console import Console
-
-    class PersistentConsole(Console):
-        """A console that a closed pipe silences; rich would end the process."""
-
-        def on_broken_pipe(self) -> None:
-            self.quiet = True
-            _silence_stderr()
-
     console = PersistentConsole(stderr=True)
-    with _training_bar(console) as bar:
+    description, detail, eta = map(TextColumn, ("{task.description}", "{task.fields[detail]}", "{task.fields[eta]}"))
+    columns = (description, BarColumn(bar_width=None), detail, TimeElapsedColumn(), eta)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading the dataset", total=None, detail="", eta="")
         for event in events:
             if fields := bar_fields(event):
                 bar.update(task, **fields)
             if message := message_of(event):
                 with _surviving_stderr():
-                    print_line(console, *message)
+                    print_line(*message, console=console)
             yield event
-
-
-def _training_bar(console: "Console") -> "Progress":
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    description, detail, eta = map(TextColumn, ("{task.description}", "{task.fields[detail]}", "{task.fields[eta]}"))
-    columns = (description, BarColumn(bar_width=None), detail, TimeElapsedColumn(), eta)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _show_as_json(events: Iterable[Event]) -> Iterator[Event]:
@@ -184,16 +173,3 @@ def _surviving_stderr() -> Iterator[None]:
 
 def _silence_stderr() -> None:
     sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for the rest of the process)
-
-
-def _json_value(value: object) -> object:
-    """Return a value that JSON can represent; NaN becomes null."""
-    if isinstance(value, dict):
-        return {str(name): _json_value(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_value(item) for item in value]
-    if isinstance(value, float):
-        return None if isnan(value) else value
-    if value is None or isinstance(value, str | int):
-        return value
-    return str(value) if isinstance(value, Path) else repr(value)

@@ -15,12 +15,12 @@ from vitral.report.card import render_card
 from vitral.report.plots import draw_confusion, draw_curves, draw_reliability
 from vitral.report.text import (
     COUNT_WORDS,
+    class_table,
     format_clock,
     format_count,
     format_percent,
     format_units,
     masked_patches_lines,
-    score_columns,
     summary_lines,
 )
 from vitral.runs import Run, quote
@@ -120,14 +120,10 @@ def _confusion(scores: Report) -> str:
 
 
 def _class_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    columns = score_columns(rows)
-    cells = []
-    for row in rows[:MAX_CLASS_ROWS]:
-        cells.append([row["class"], *(format_percent(row.get(name)) for name in columns), f"{row['images']:,}"])
-    titles = ("class", *(name.replace("_", " ") for name in columns), "images")
+    titles, cells = class_table(rows)
     hidden = len(rows) - MAX_CLASS_ROWS
     more = _paragraphs([f"{hidden:,} more classes in report.json."]) if hidden > 0 else ""
-    return _table(titles, cells, numbers=len(titles) - 1) + more
+    return _table(titles, cells[:MAX_CLASS_ROWS], numbers=len(titles) - 1) + more
 
 
 def _calibration(scores: Report) -> str:

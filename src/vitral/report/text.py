@@ -83,10 +83,14 @@ def masked_patches_lines(scores: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def score_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return which scores the rows of a per-class table have."""
+def class_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return the titles and the cells of a table of the scores per class."""
     is_multi_label = any(row.get("average_precision") is not None for row in rows)
-    return ["precision", "recall", "f1", *(["average_precision"] if is_multi_label else [])]
+    scores = ["precision", "recall", "f1", *(["average_precision"] if is_multi_label else [])]
+    titles = ["class", *(name.replace("_", " ") for name in scores), "images"]
+    return titles, [
+        [row["class"], *(format_percent(row.get(name)) for name in scores), f"{row['images']:,}"] for row in rows
+    ]
 
 
 def _classifier_lines(scores: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitral.console.evaluation import MAX_CLASSES, worst_classes
+from vitral.console.results import MAX_CLASSES, worst_classes
 
 
 @pytest.mark.parametrize(("classes", "present", "hidden"), [(5, 3, 0), (1000, 10, 0), (1000, 20, 0), (1000, 400, 380)])
