@@ -42,7 +42,9 @@ def choose_evaluation_data(run: Run | None, data: str | Path | None, *, needs_tr
     if is_unchanged or (data is not None and "data" in config and _is_same_path(str(data), str(config["data"]))):
         val = open_dataset(config["val"]) if config.get("val") else None
         if data is None and val is not None:
-            _check_val(val, manifest, config)
+            fingerprint = _fingerprint(val, config["val"], config)
+            if manifest.get("val_fingerprint", fingerprint) != fingerprint:
+                raise DataError(f"The dataset {config['val']} (--val) has changed since the run.", hint=NAME_DATASET)
         splits = choose_splits(dataset, val, config.get("val_fraction", VAL_FRACTION))
         return EvaluationData(dataset=dataset, train=splits.train, test=splits.test, reason=splits.reasons["test"])
     return _split_of(dataset, needs_train=needs_train)
@@ -64,13 +66,6 @@ def _fingerprint(dataset: DatasetIndex, source: str | Path, config: Mapping[str,
     """Return the fingerprint that a run of this objective records: without labels for masked patches."""
     is_unlabeled = config.get("objective") == "masked-patches"
     return (open_dataset(source, labeled=False) if is_unlabeled else dataset).fingerprint()
-
-
-def _check_val(val: DatasetIndex, manifest: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Raise DataError if the dataset given by --val is not the one that the run held out."""
-    fingerprint = _fingerprint(val, config["val"], config)
-    if manifest.get("val_fingerprint", fingerprint) != fingerprint:
-        raise DataError(f"The dataset {config['val']} (--val) has changed since the run.", hint=NAME_DATASET)
 
 
 def _is_same_path(first: str, second: str) -> bool:

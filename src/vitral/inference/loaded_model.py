@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitral.data.transforms import normalize
 from vitral.devices import choose_device
-from vitral.errors import ConfigError, WeightsError, short_repr
+from vitral.errors import ConfigError, WeightsError, check_choice, check_type
 from vitral.model.features import Features
 from vitral.model.network import Network
 from vitral.preprocess import Preprocess
@@ -60,11 +60,6 @@ class LoadedModel:
         with self._computing():
             return self.model.head(features.to(self.device)).float().cpu()
 
-    @property
-    def feature_width(self) -> int:
-        """Return D of `features`."""
-        return self.model.config.representation or self.model.config.width
-
     def check_finite(self, outputs: Tensor) -> Tensor:
         """Return the outputs, or raise WeightsError if any is NaN or Inf."""
         if outputs.isfinite().all():
@@ -73,8 +68,9 @@ class LoadedModel:
         problem = f"The model produced NaN or Inf: its weights are damaged or too large{cause}."
         raise WeightsError(problem, hint="Inspect the file with `vitral describe`.")
 
-    def probabilities(self, logits: Tensor) -> Tensor:
+    def probabilities(self, images: Images) -> Tensor:
         """Return (B, K) probabilities: a softmax, or a sigmoid per label for multi-label models."""
+        logits = self.logits(images)
         return logits.sigmoid() if self.multi_label else logits.softmax(dim=1)
 
     def check_has_head(self) -> None:
@@ -118,8 +114,7 @@ def load_model(
     size than the model was trained at. ``verify`` checks the SHA-256 in files of our own format; "once" skips files
     that passed before.
     """
-    if precision not in PRECISIONS:
-        raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)} (got {short_repr(precision)}).")
+    check_choice("precision", precision, PRECISIONS)
     target = torch.device(choose_device(device).value)
     checkpoint, run = open_checkpoint(source, image_size, verify=verify)
     model, classes = checkpoint.model, checkpoint.model.config.num_classes
@@ -153,20 +148,18 @@ def open_checkpoint(
         height, width = source.model.config.image_hw
         hint = f"Use vitral.load(..., image_size={image_size})."
         raise ConfigError(f"This Checkpoint has the image size {height} x {width}.", hint=hint)
-    if not isinstance(source, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
-        problem = "A model is a run folder, a weights file, a name or a Checkpoint"
-        raise ConfigError(f"{problem} (got {short_repr(source)}).")
-    is_run = not str(source).startswith("hf:") and Run.is_run(Path(source))
-    run = Run.open(Path(source)) if is_run else None
+    hint = "Pass a run folder, a weights file, a name or a Checkpoint."
+    check_type("A model", source, str, Path, Checkpoint, hint=hint)
+    run = Run.open(Path(source)) if not str(source).startswith("hf:") and Run.is_run(Path(source)) else None
     overrides: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
     return load(run.trained_model() if run else source, verify=verify, **overrides), run
 
 
 def _runs_unchanged(model: Network, device: torch.device) -> bool:
     """Return whether the model is in evaluation mode, in float32 and on the device."""
-
-    def is_in_place(tensor: Tensor) -> bool:
-        is_on_device = tensor.device.type == device.type and device.index in (None, tensor.device.index)
-        return is_on_device and tensor.dtype == torch.float32
-
-    return not model.training and all(map(is_in_place, model.parameters()))
+    return not model.training and all(
+        tensor.dtype == torch.float32
+        and tensor.device.type == device.type
+        and device.index in (None, tensor.device.index)
+        for tensor in model.parameters()
+    )

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TextIO
+from typing import BinaryIO, NamedTuple, NoReturn, TextIO
 
 import numpy as np
 
@@ -23,14 +23,13 @@ MAX_ROW_BYTES = 2**24
 """A longer row of a file to resume was not written by vitral."""
 TOLERANCE = 1e-3
 """Largest change of a probability between two runs of the same model, such as on another device."""
-Top = list[tuple[str, float]]
 
 
 class Row(NamedTuple):
     """The most probable labels of one image, or the reason why it is unusable."""
 
     file: str
-    top: Top
+    top: list[tuple[str, float]]
     error: str | None = None
 
 
@@ -76,10 +75,12 @@ def _write_csv_header(stream: TextIO, top: int) -> None:
 
 def _parse_csv(text: str, top: int) -> WrittenRow | None:
     (cells,) = csv.reader(io.StringIO(text, newline=""))
+    has_columns = len(cells) == 2 * top + 2
     if cells[:3] == ["file", "label", "probability"]:
-        _check_top(len(cells) // 2 - 1, top, is_same=len(cells) == 2 * top + 2)
+        if not has_columns:
+            _refuse_top(len(cells) // 2 - 1, top)
         return None
-    if len(cells) != 2 * top + 2:
+    if not has_columns:
         raise ValueError(f"{len(cells)} columns")
     if cells[-1]:
         return WrittenRow(cells[0], None, 0.0, 0)
@@ -96,14 +97,13 @@ def _parse_json(text: str, top: int) -> WrittenRow:
     row = json.loads(text)
     if "error" in row:
         return WrittenRow(row["file"], None, 0.0, 0)
-    width = len(row["top"])
-    _check_top(width, top, is_same=width <= top)
+    if (width := len(row["top"])) > top:
+        _refuse_top(width, top)
     return WrittenRow(row["file"], str(row["label"]), float(row["probability"]), width)
 
 
-def _check_top(written: int, top: int, *, is_same: bool) -> None:
-    if not is_same:
-        raise ConfigError(f"The --out file was written with --top {written} (got --top {top}).")
+def _refuse_top(written: int, top: int) -> NoReturn:
+    raise ConfigError(f"The --out file was written with --top {written} (got --top {top}).")
 
 
 CSV = RowFormat(
@@ -131,8 +131,7 @@ class PredictionFile:
 def predict_rows(predictor: Predictor, files: Sequence[str], *, top: int) -> Iterator[Row]:
     """Yield a row per image, in order."""
     for file, result in predictor.stream(files):
-        is_failure = isinstance(result, Failure)
-        yield Row(file, [], result.reason) if is_failure else Row(file, result.top(top))
+        yield Row(file, [], result.reason) if isinstance(result, Failure) else Row(file, result.top(top))
 
 
 def predict_to_file(
@@ -202,8 +201,13 @@ def _read_written(
         stream.seek(0)
         for record in _complete_records(stream, quoted=row_format.quoted):
             if (row := row_format.parse(record.decode("utf-8"), top)) is not None:
-                _check_row(row, len(rows), files)
                 rows.append(row)
+                number = len(rows)
+                if number > len(files) or as_text(files[number - 1]) != row.file:
+                    raise ConfigError(
+                        f"Row {number} of --out is for {row.file}, which is not image {number} of this command.",
+                        hint="Pass the same images in the same order, or another --out.",
+                    )
             end += len(record)
         stream.truncate(end)
         stream.seek(end)
@@ -228,20 +232,12 @@ def _complete_records(stream: BinaryIO, *, quoted: bool) -> Iterator[bytes]:
         raise ValueError(f"a row of over {MAX_ROW_BYTES} bytes")
 
 
-def _check_row(row: WrittenRow, index: int, files: Sequence[str]) -> None:
-    """Raise ConfigError if the row of this index is not the one of the image of this index."""
-    if index >= len(files) or as_text(files[index]) != row.file:
-        problem = f"Row {index + 1} of --out is for {row.file}, which is not image {index + 1} of this command."
-        raise ConfigError(problem, hint="Pass the same images in the same order, or another --out.")
-
-
 def _check_same_model(rows: Sequence[WrittenRow], predictor: Predictor, files: Sequence[str], *, top: int) -> None:
     """Raise ConfigError if the model no longer predicts the last row whose image is still readable."""
-    for index in reversed(range(len(rows))):
-        row = rows[index]
+    for row, file in zip(reversed(rows), reversed(files[: len(rows)]), strict=True):
         if row.label is None:
             continue
-        (current,) = predict_rows(predictor, [files[index]], top=top)
+        (current,) = predict_rows(predictor, [file], top=top)
         if current.error is not None:
             continue
         label, probability = current.top[0]
@@ -283,7 +279,8 @@ def features_to_file(predictor: Predictor, files: Sequence[str], out: Path) -> I
             names.append(as_text(file))
             rows.append(features)
         yield Progress(done=number, total=len(files))
-    width = predictor.loaded.feature_width
+    config = predictor.loaded.model.config
+    width = config.representation or config.width
     _write_features(out, names, np.stack(rows) if rows else np.empty((0, width), np.float32))
     yield FeatureFile(path=out, images=len(rows), width=width, failures=tuple(failures))
 

@@ -13,7 +13,7 @@ from typing import Any
 from vitral.errors import ConfigError
 from vitral.files import write_json, write_text
 from vitral.studies.plots import Rows, draw_study
-from vitral.studies.spec import Cell, Job, Study, load_result, study_names, study_path
+from vitral.studies.spec import Study, load_result, study_names, study_path
 
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 
@@ -34,13 +34,11 @@ def check_page(study: Study, results: Path) -> str:
 
 def write_page(study: Study, out: Path, results: Path) -> Path:
     """Write the page, and beside it the plot and the results as JSON; return the path of the page."""
-    rows = {cell.name: _results(study, out, cell) for cell in study.cells}
-    return write_results(study, rows, results)
-
-
-def write_results(study: Study, rows: Rows, results: Path) -> Path:
-    """Write the page from results that are already loaded."""
     page, below = results / f"{study.name}.md", check_page(study, results)
+    rows: dict[str, list[dict[str, Any]]] = {cell.name: [] for cell in study.cells}
+    for job in study.jobs():
+        if (result := load_result(job.folder(out))) and job.cell.matches(result):  # trained with today's settings
+            rows[job.cell.name].append(result)
     has_scores = any(row["top1"] is not None or row["scores"] for of_cell in rows.values() for row in of_cell)
     image = f"\n\n![{study.title}]({study.name}.png)" if has_scores else ""
     paper = f"\n## In the paper\n\n{study.paper.strip()}\n" if study.paper else ""
@@ -50,12 +48,6 @@ def write_results(study: Study, rows: Rows, results: Path) -> Path:
         draw_study(study, rows, results / f"{study.name}.png")
         write_json(results / f"{study.name}.json", {"study": study.name, "cells": rows}, ConfigError)
     return page
-
-
-def _results(study: Study, out: Path, cell: Cell) -> list[dict[str, Any]]:
-    """Return the results of a cell, without those that were trained with other settings than today's."""
-    folders = (Job(study=study.name, cell=cell, seed=seed).folder(out) for seed in study.seeds)
-    return [result for folder in folders if (result := load_result(folder)) and cell.matches(result)]
 
 
 def page_head(study: Study, results: Path) -> str:
@@ -73,25 +65,22 @@ def results_table(study: Study, rows: Rows) -> str:
     head = ["cell", "top-1, %", *evaluations, "seeds", "parameters", "TFLOP", "minutes"]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for cell in study.cells:
-        if rows[cell.name]:
-            lines.append(f"| {' | '.join(_line(cell, rows[cell.name], evaluations))} |")
-        else:
+        if not (of_cell := rows[cell.name]):
             lines.append(f"| {cell.name} | not run yet |{' |' * (len(head) - 2)}")
+            continue
+        first = of_cell[0]
+        columns = [
+            cell.name,
+            _mean_and_deviation([row["top1"] for row in of_cell]),
+            *(_mean_and_deviation([row["scores"].get(name) for row in of_cell]) for name in evaluations),
+            str(len(of_cell)),
+            f"{first['parameters']:,}",
+            _rounded(first["flops"] / 1e12) if first.get("flops") else "-",
+            _rounded(_minutes(of_cell)),
+        ]
+        lines.append(f"| {' | '.join(columns)} |")
     legend = _legend(rows)
     return "\n".join([*lines, "", legend] if legend else lines)
-
-
-def _line(cell: Cell, rows: Sequence[Mapping[str, Any]], evaluations: Sequence[str]) -> list[str]:
-    first = rows[0]
-    return [
-        cell.name,
-        _mean_and_deviation([row["top1"] for row in rows]),
-        *(_mean_and_deviation([row["scores"].get(name) for row in rows]) for name in evaluations),
-        str(len(rows)),
-        f"{first['parameters']:,}",
-        _rounded(first["flops"] / 1e12) if first.get("flops") else "-",
-        _rounded(_minutes(rows)),
-    ]
 
 
 def _legend(rows: Rows) -> str:

@@ -1,6 +1,6 @@
 """Draw the plot of a study: dots per cell and seed, or lines over x."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from statistics import mean
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from vitral.studies.spec import Study
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ACCURACY = "test accuracy, %"
@@ -20,51 +19,36 @@ Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
 def draw_study(study: Study, rows: Rows, path: Path) -> None:
     """Draw the results of a study into a PNG file."""
-    import matplotlib
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    with pyplot.rc_context({"axes.spines.top": False, "axes.spines.right": False}):
-        figure = draw_lines(study, rows) if study.x_label else draw_dots(rows)
+    with rc_context({"axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(layout="constrained")
+        if study.x_label:
+            _draw_lines(figure, study, rows)
+        else:
+            _draw_dots(figure, rows)
         figure.savefig(path, dpi=110)
-        pyplot.close(figure)
 
 
-def draw_dots(rows: Rows) -> "Figure":
+def _draw_dots(figure: "Figure", rows: Rows) -> None:
     """Draw a dot per seed and a stroke at the mean, in one panel per evaluation, all at one scale."""
-    from matplotlib import pyplot
-
     panels = _scores_by_evaluation(rows)
     share_cells = len({tuple(scores) for scores in panels.values()}) == 1
     columns = 2 if share_cells and len(panels) > 1 else 1
     heights = [0.9 + 0.32 * len(scores) for scores in list(panels.values())[::columns]]
-    figure, grid = pyplot.subplots(
-        len(heights),
-        columns,
-        figsize=(4.2 + 2.6 * columns, sum(heights)),
-        height_ratios=heights,
-        sharex=True,
-        sharey=share_cells,
-        squeeze=False,
-        layout="constrained",
-    )
+    figure.set_size_inches(4.2 + 2.6 * columns, sum(heights))
+    grid = figure.subplots(len(heights), columns, height_ratios=heights, sharex=True, sharey=share_cells, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.remove()
     for axes, (evaluation, scores) in zip(grid.flat, panels.items(), strict=False):
-        _draw_panel(axes, evaluation, scores)
-    return figure
-
-
-def _draw_panel(axes: "Axes", evaluation: str, scores: Mapping[str, Sequence[float]]) -> None:
-    names = list(reversed([*scores]))
-    for y, values in enumerate(scores[name] for name in names):
-        axes.plot(values, [y] * len(values), "o", color=COLORS[0], alpha=0.7, markersize=5)
-        axes.plot([mean(values)] * 2, [y - 0.28, y + 0.28], color=COLORS[1], linewidth=2)
-    axes.set(yticks=range(len(scores)), yticklabels=names, ylim=(-0.6, len(scores) - 0.4))
-    axes.set_title(evaluation, size="medium")
-    axes.tick_params(labelbottom=True)
-    axes.grid(axis="x", alpha=0.3)
+        for y, values in enumerate(reversed(scores.values())):
+            axes.plot(values, [y] * len(values), "o", color=COLORS[0], alpha=0.7, markersize=5)
+            axes.plot([mean(values)] * 2, [y - 0.28, y + 0.28], color=COLORS[1], linewidth=2)
+        axes.set(yticks=range(len(scores)), yticklabels=list(reversed(scores)), ylim=(-0.6, len(scores) - 0.4))
+        axes.set_title(evaluation, size="medium")
+        axes.tick_params(labelbottom=True)
+        axes.grid(axis="x", alpha=0.3)
 
 
 def _scores_by_evaluation(rows: Rows) -> dict[str, dict[str, list[float]]]:
@@ -78,13 +62,16 @@ def _scores_by_evaluation(rows: Rows) -> dict[str, dict[str, list[float]]]:
     return panels
 
 
-def draw_lines(study: Study, rows: Rows) -> "Figure":
+def _draw_lines(figure: "Figure", study: Study, rows: Rows) -> None:
     """Draw accuracy against x, with a line through the means of the cells and evaluations that share one."""
-    from matplotlib import pyplot
-
-    lines, flops = _points_by_line(study, rows), image_flops(study, rows) if study.flops else {}
+    lines: dict[str, dict[float, list[float]]] = {}
+    for line, x, score, _ in _points(study, rows):
+        if line is not None and x is not None and score is not None:
+            lines.setdefault(line, {}).setdefault(x, []).append(100 * score)
+    flops = image_flops(study, rows) if study.flops else {}
     panels = 2 if flops else 1
-    figure, (drawn,) = pyplot.subplots(1, panels, figsize=(3.5 + 4 * panels, 4.2), squeeze=False, layout="constrained")
+    figure.set_size_inches(3.5 + 4 * panels, 4.2)
+    (drawn,) = figure.subplots(1, panels, squeeze=False)
     for (name, points), color in zip(lines.items(), cycle(COLORS), strict=False):
         positions = sorted(points)
         drawn[0].plot(positions, [mean(points[x]) for x in positions], color=color, linewidth=1.5, label=name)
@@ -101,31 +88,18 @@ def draw_lines(study: Study, rows: Rows) -> "Figure":
         axes.set_xticks(positions, [f"{x:,.0f}" for x in positions])
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-    return figure
-
-
-def _points_by_line(study: Study, rows: Rows) -> dict[str, dict[float, list[float]]]:
-    """Return percentages by line and x."""
-    lines: dict[str, dict[float, list[float]]] = {}
-    for cell in study.cells:
-        for result in rows[cell.name]:
-            if cell.line is not None and cell.x is not None and result["top1"] is not None:
-                lines.setdefault(cell.line, {}).setdefault(cell.x, []).append(100 * result["top1"])
-            for name, options in cell.evaluations.items():
-                if "line" in options and name in result["scores"]:
-                    points = lines.setdefault(options["line"], {})
-                    points.setdefault(options["x"], []).append(100 * result["scores"][name])
-    return lines
 
 
 def image_flops(study: Study, rows: Rows) -> dict[float, int]:
     """Return the operations of one forward pass at every x."""
-    flops: dict[float, int] = {}
+    return {x: flops for _, x, _, flops in _points(study, rows) if x is not None and flops is not None}
+
+
+def _points(study: Study, rows: Rows) -> Iterator[tuple[str | None, float | None, float | None, int | None]]:
+    """Yield the line, x, accuracy and operations per image of every result, and of its further evaluations."""
     for cell in study.cells:
         for result in rows[cell.name]:
-            if cell.x is not None and "forward_flops" in result:
-                flops[cell.x] = result["forward_flops"]
+            yield cell.line, cell.x, result["top1"], result.get("forward_flops")
+            flops = result.get("evaluation_flops", {})
             for name, options in cell.evaluations.items():
-                if "x" in options and name in result.get("evaluation_flops", {}):
-                    flops[options["x"]] = result["evaluation_flops"][name]
-    return flops
+                yield options.get("line"), options.get("x"), result["scores"].get(name), flops.get(name)

@@ -14,7 +14,7 @@ from typing import Any
 
 from vitral.data.dataset import DatasetIndex
 from vitral.devices import choose_device
-from vitral.errors import ConfigError, VitralError, first_line, short_repr
+from vitral.errors import ConfigError, VitralError, check_type, first_line
 from vitral.suites.vtab import GROUPS, PAPER_MODELS, TASKS, TRAIN, VAL, find_tasks, open_task, unrecognized_names
 from vitral.training.config import TrainConfig, as_resolved
 from vitral.training.entry import start_run
@@ -56,9 +56,8 @@ class TaskResult:
     group: str
     top1: float
     low: float
-    """Lower end of the 95 % confidence interval of top1."""
     high: float
-    """Upper end of the 95 % confidence interval of top1."""
+    """The 95 % confidence interval of top1."""
     images: int
     train_images: int
     paper: tuple[float, float, float]
@@ -144,18 +143,12 @@ def run_suite(model: str | Path, data: str | Path, **changes: Any) -> SuiteResul
 def suite_events(
     model: str | Path, data: str | Path, **changes: Any
 ) -> Iterator[TaskProgress | TaskResult | SuiteResult]:
-    """Run a suite as `run_suite` does; yield progress, a TaskResult per task, and the SuiteResult at the end.
-
-    ``changes`` are settings of TrainConfig that differ from the paper's protocol.
-    """
-    if not isinstance(model, str | Path) or not isinstance(data, str | Path):
-        wrong = data if isinstance(model, str | Path) else model
-        raise ConfigError(
-            f"run_suite takes the path or name of a model and the folder of the tasks (got {short_repr(wrong)})."
-        )
+    """Run a suite as `run_suite` does; yield progress, a TaskResult per task, and the SuiteResult at the end."""
+    check_type("The model of a suite", model, str, Path)
+    check_type("The folder of a suite", data, str, Path)
     folders = find_tasks(Path(data))
-    protocol, config = _configure(str(model), changes)
-    results: list[TaskResult] = []
+    config, changed = _configure(str(model), changes)
+    results: dict[str, TaskResult] = {}
     failed: dict[str, str] = {}
     caught = 0
     for number, (name, (path, stand_in)) in enumerate(folders.items()):
@@ -164,11 +157,11 @@ def suite_events(
             for event in _fine_tune(replace(config, data=str(path)), name, dataset, stand_in):
                 if isinstance(event, TaskProgress):
                     yield replace(event, done=number * event.total + event.done, total=len(folders) * event.total)
-                elif isinstance(event, TaskResult):
-                    results.append(event)
-                    yield event
-                else:
+                elif isinstance(event, Interrupted):
                     caught = event.signal
+                else:
+                    results[name] = event
+                    yield event
         except VitralError as error:
             failed[name] = str(error)
         except (RuntimeError, MemoryError, OSError) as error:  # out of memory or disk: keep what is finished
@@ -177,22 +170,21 @@ def suite_events(
             caught = signal.SIGINT
         if caught:
             break
-    ended = {result.task for result in results} | failed.keys()
     yield SuiteResult(
         suite="vtab-1k",
         model=str(model),
-        tasks=tuple(results),
+        tasks=tuple(results.values()),
         missing=tuple(name for name in TASKS if name not in folders),
         failed=failed,
-        changed=_differences(protocol, config),
-        unfinished=tuple(name for name in folders if name not in ended),
+        changed=changed,
+        unfinished=tuple(name for name in folders if name not in results and name not in failed),
         signal=int(caught),
         unrecognized=tuple(unrecognized_names(Path(data))),
     )
 
 
-def _configure(model: str, changes: dict[str, Any]) -> tuple[TrainConfig, TrainConfig]:
-    """Return the protocol and the requested settings; raise for what is wrong with every task before the first one."""
+def _configure(model: str, changes: dict[str, Any]) -> tuple[TrainConfig, dict[str, Any]]:
+    """Return the settings, and those that differ from the protocol; raise for what is wrong with every task."""
     if fixed := sorted(set(_FIXED) & changes.keys()):
         raise ConfigError(f"A suite sets {fixed[0]} itself.", hint=f"Drop {fixed[0]}.")
     changes = flatten(changes)
@@ -202,13 +194,8 @@ def _configure(model: str, changes: dict[str, Any]) -> tuple[TrainConfig, TrainC
     config = add_layer(protocol, changes, "vtab-1k")  # epochs replace the protocol's steps
     choose_device(config.device)
     build_model(as_resolved(replace(config, channels=peek(model).config.channels)), classes=2)
-    return protocol, config
-
-
-def _differences(protocol: TrainConfig, config: TrainConfig) -> dict[str, Any]:
-    """Return the settings that differ from the protocol."""
     original = as_settings(protocol)
-    return {
+    return config, {
         name: value
         for name, value in as_settings(config).items()
         if value != original.get(name) and name not in _MACHINE_SETTINGS
