@@ -3,8 +3,8 @@ neighbors. Both take seconds, so they serve as the baseline of every fine-tuning
 
 import hashlib
 import time
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from math import nan
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from torch import Tensor
 from vitral.data.dataset import Item
 from vitral.data.scan import Progress
 from vitral.errors import ConfigError, DataError, check_int
-from vitral.evaluation.evaluation_data import EvaluationData
 from vitral.evaluation.feature_cache import cache_key, is_cached, keep_features, model_digest, read_features
 from vitral.evaluation.label_map import match_classes
 from vitral.evaluation.metrics import Scores, score, wilson
@@ -25,6 +24,7 @@ from vitral.evaluation.results import Evaluation
 from vitral.inference.pipeline import ModelOutputs, make_loader, run_model
 
 if TYPE_CHECKING:
+    from vitral.evaluation.evaluation_data import EvaluationData
     from vitral.evaluation.evaluator import EvaluateOptions
     from vitral.inference.loaded_model import LoadedModel
 
@@ -36,7 +36,7 @@ MAX_SIMILARITIES = 2**26
 
 
 def evaluate_features(
-    model: "LoadedModel", data: EvaluationData, options: "EvaluateOptions"
+    model: "LoadedModel", data: "EvaluationData", options: "EvaluateOptions"
 ) -> Generator[Progress, None, Evaluation]:
     """Yield progress and return the scores of the features. Few-shot regression computes only the images it draws."""
     if data.dataset.multi_label:
@@ -55,9 +55,13 @@ def evaluate_features(
     seconds, computed = time.perf_counter() - start, computed_train + computed_test
     rows = torch.full_like(labels, -1)
     rows[wanted[train.indices]] = torch.arange(len(train.indices))
-    pool = ShotPool(labels=labels, rows=rows)
+
+    def draw_rows(shots: int, seed: int) -> Tensor:
+        drawn = rows[choose_shots(labels, shots, seed)]
+        return drawn[drawn >= 0]  # unreadable images have no features
+
     classes = data.dataset.classes
-    scores = score_features(train, test, classes=len(classes), shots=options.shots, k=options.knn, pool=pool)
+    scores = score_features(train, test, classes=len(classes), shots=options.shots, k=options.knn, draw_rows=draw_rows)
     return Evaluation(
         scores=_classifier_scores(model, test, classes),
         unreadable=train.unreadable + test.unreadable,
@@ -103,15 +107,6 @@ def _notes_on_shots(labels: Tensor, classes: Sequence[str], shots: Sequence[int]
         yield f"not all classes have {wanted} training images: {examples}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShotPool:
-    """The labels that shots are drawn from, which may cover more images than have features."""
-
-    labels: Tensor
-    rows: Tensor
-    """The row of each image in the training features; -1 for images without features."""
-
-
 def score_features(
     train: ModelOutputs,
     test: ModelOutputs,
@@ -119,16 +114,23 @@ def score_features(
     classes: int,
     shots: Sequence[int] = (),
     k: int | None = None,
-    pool: ShotPool | None = None,
+    draw_rows: Callable[[int, int], Tensor] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Return the scores of frozen features under "few_shot" (if ``shots`` is not empty) and "knn" (if ``k`` is set).
 
     The few-shot scores are means over three seeds. With several numbers of shots, the largest one is reported and
-    "each" lists all of them.
+    "each" lists all of them. ``draw_rows`` returns the training rows for a number of shots and a seed.
     """
-    pool = pool or ShotPool(labels=train.labels, rows=torch.arange(len(train.outputs)))
+    draw_rows = draw_rows or partial(choose_shots, train.labels)
     scores: dict[str, dict[str, Any]] = {}
-    each = [_few_shot(train, test, classes, number, pool) for number in sorted(set(shots))]
+    each: list[dict[str, Any]] = []
+    for number in sorted(set(shots)):
+        draws = [draw_rows(number, seed) for seed in SEEDS]
+        seeds = [
+            few_shot_accuracy(train.outputs[rows], train.labels[rows], test.outputs, test.labels, classes=classes)
+            for rows in draws
+        ]
+        each.append({"shots": number, "top1": mean(seeds), "spread": stdev(seeds), "seeds": seeds})
     if each:
         scores["few_shot"] = {**each[-1], **({"each": each} if len(each) > 1 else {})}
     if k is not None:
@@ -137,16 +139,6 @@ def score_features(
         low, high = wilson(top1 * images, images)
         scores["knn"] = {"k": k, "top1": top1, "top1_low": low, "top1_high": high}
     return scores
-
-
-def _few_shot(train: ModelOutputs, test: ModelOutputs, classes: int, shots: int, pool: ShotPool) -> dict[str, Any]:
-    seeds: list[float] = []
-    for seed in SEEDS:
-        rows = pool.rows[choose_shots(pool.labels, shots, seed)]
-        rows = rows[rows >= 0]
-        examples, labels = train.outputs[rows], train.labels[rows]
-        seeds.append(few_shot_accuracy(examples, labels, test.outputs, test.labels, classes=classes))
-    return {"shots": shots, "top1": mean(seeds), "spread": stdev(seeds), "seeds": seeds}
 
 
 def few_shot_accuracy(train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor, *, classes: int) -> float:

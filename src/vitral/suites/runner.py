@@ -98,10 +98,6 @@ class SuiteResult:
     unrecognized: tuple[str, ...] = ()
     """Names in the folder that are not tasks."""
 
-    @property
-    def interrupted(self) -> bool:
-        return bool(self.unfinished)
-
     def group_mean(self, group: str | None = None) -> float | None:
         """Return the mean accuracy of a group, or of all tasks; None without tasks."""
         scores = [task.top1 for task in self.tasks if group in (None, task.group)]
@@ -112,7 +108,7 @@ class SuiteResult:
         return {
             **asdict(self),
             "tasks": [{**asdict(task), "classes": TASKS[task.task].classes} for task in self.tasks],
-            "interrupted": self.interrupted,
+            "interrupted": bool(self.unfinished),
             "groups": {group: self.group_mean(group) for group in GROUPS},
             "mean": self.group_mean(),
             "complete": all_comparable and not self.changed,
