@@ -26,10 +26,7 @@ class EvaluationData:
 
 
 def choose_evaluation_data(run: Run | None, data: str | Path | None, *, needs_train: bool) -> EvaluationData:
-    """Return the images that the run held out, or the test split, the val split or all images of another dataset.
-
-    With ``needs_train``, a dataset without splits is split as training would do it.
-    """
+    """Return the images that the run held out, or the test split, the val split or all images of another dataset."""
     config, manifest = (run.read_config(), run.read_manifest()) if run else ({}, {})
     if data is None and "data" not in config:
         raise ConfigError("There is no dataset to evaluate on.", hint=NAME_DATASET)
@@ -51,7 +48,7 @@ def choose_evaluation_data(run: Run | None, data: str | Path | None, *, needs_tr
 
 
 def _split_of(dataset: DatasetIndex, *, needs_train: bool) -> EvaluationData:
-    """Return the test images of a dataset that the model was not trained on."""
+    """Return the test images of another dataset; ``needs_train`` splits one without splits as training would do it."""
     train = dataset.splits.get("train", ())
     if name := own_test_split(dataset):
         test, reason = dataset.splits[name], f"the dataset's {name} split"

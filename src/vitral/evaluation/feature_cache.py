@@ -1,8 +1,4 @@
-"""Keep computed features on disk, keyed by everything they depend on.
-
-The key is a SHA-256 over the weights, the config, the preprocessing, the precision, the library versions, and every
-image: its source, and the size and modification time of its file.
-"""
+"""Keep computed features on disk, keyed by a SHA-256 over everything they depend on."""
 
 import hashlib
 import json

@@ -1,5 +1,4 @@
-"""Match the classes of a dataset with the labels of a model: by name, by a label map, or with several true labels per
-image (ReaL)."""
+"""Match the classes of a dataset with the labels of a model: by name, by a label map, or with ReaL labels."""
 
 import csv
 import json

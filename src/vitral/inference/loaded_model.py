@@ -110,9 +110,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a model from a run folder, a weights file, a shipped name, ``hf:owner/name``, or a Checkpoint.
 
-    The default precision is float32, so that results are the same on every machine. ``image_size`` is another input
-    size than the model was trained at. ``verify`` checks the SHA-256 in files of our own format; "once" skips files
-    that passed before.
+    Results in float32 are the same on every machine. ``verify`` checks the SHA-256 in files of our own format; "once"
+    skips files that passed before.
     """
     check_choice("precision", precision, PRECISIONS)
     target = torch.device(choose_device(device).value)

@@ -1,8 +1,6 @@
 """Train and evaluate one cell of a study with one seed, and write study.json into its run folder.
 
-A study runs this module in a process per cell:
-
-    python -m vitral.studies.cell STUDY CELL SEED DATA OUT
+A study runs this module in a process per cell: python -m vitral.studies.cell STUDY CELL SEED DATA OUT
 """
 
 import os

@@ -18,7 +18,7 @@ from vitral.errors import ConfigError, VitralError, check_type, first_line
 from vitral.suites.vtab import GROUPS, PAPER_MODELS, TASKS, TRAIN, VAL, find_tasks, open_task, unrecognized_names
 from vitral.training.config import TrainConfig, as_resolved
 from vitral.training.entry import start_run
-from vitral.training.events import Finished, Interrupted, Stepped
+from vitral.training.events import Event, Finished, Interrupted, Stepped
 from vitral.training.prepare import build_model
 from vitral.training.request import Request, add_layer
 from vitral.training.settings import as_settings, flatten, with_settings
@@ -150,14 +150,15 @@ def suite_events(
     for number, (name, (path, stand_in)) in enumerate(folders.items()):
         try:
             dataset = open_task(TASKS[name], path, stand_in)
-            for event in _fine_tune(replace(config, data=str(path)), name, dataset, stand_in):
-                if isinstance(event, TaskProgress):
-                    yield replace(event, done=number * event.total + event.done, total=len(folders) * event.total)
+            for event in _fine_tune(replace(config, data=str(path)), name, dataset):
+                if isinstance(event, Stepped):
+                    done, total = number * event.steps + event.step, len(folders) * event.steps
+                    yield TaskProgress(task=name, done=done, total=total)
                 elif isinstance(event, Interrupted):
                     caught = event.signal
-                else:
-                    results[name] = event
-                    yield event
+                elif isinstance(event, Finished):
+                    results[name] = _task_result(name, dataset, stand_in, event.test)
+                    yield results[name]
         except VitralError as error:
             failed[name] = str(error)
         except (RuntimeError, MemoryError, OSError) as error:  # out of memory or disk: keep what is finished
@@ -198,29 +199,24 @@ def _configure(model: str, changes: dict[str, Any]) -> tuple[TrainConfig, dict[s
     }
 
 
-def _fine_tune(
-    config: TrainConfig, name: str, dataset: DatasetIndex, stand_in: str | None
-) -> Iterator[TaskProgress | TaskResult | Interrupted]:
+def _fine_tune(config: TrainConfig, name: str, dataset: DatasetIndex) -> Iterator[Event]:
     """Fine-tune on one task in a temporary run folder."""
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        for event in start_run(Request(config=config, dataset=dataset), out=Path(folder) / name):
-            if isinstance(event, Stepped):
-                yield TaskProgress(task=name, done=event.step, total=event.steps)
-            if isinstance(event, Interrupted):
-                yield event
-            if isinstance(event, Finished):
-                test = event.test
-                yield TaskResult(
-                    task=name,
-                    group=TASKS[name].group,
-                    top1=test["top1"],
-                    low=test["top1_low"],
-                    high=test["top1_high"],
-                    images=test["images"],
-                    train_images=len(dataset.splits["train"]),
-                    paper=TASKS[name].paper,
-                    stand_in=stand_in,
-                    unreadable=len(test["unreadable"]),
-                    classes_seen=len({item.label for item in dataset.splits["test"]}),
-                    notes=dataset.notes,
-                )
+        yield from start_run(Request(config=config, dataset=dataset), out=Path(folder) / name)
+
+
+def _task_result(name: str, dataset: DatasetIndex, stand_in: str | None, test: dict[str, Any]) -> TaskResult:
+    return TaskResult(
+        task=name,
+        group=TASKS[name].group,
+        top1=test["top1"],
+        low=test["top1_low"],
+        high=test["top1_high"],
+        images=test["images"],
+        train_images=len(dataset.splits["train"]),
+        paper=TASKS[name].paper,
+        stand_in=stand_in,
+        unreadable=len(test["unreadable"]),
+        classes_seen=len({item.label for item in dataset.splits["test"]}),
+        notes=dataset.notes,
+    )
