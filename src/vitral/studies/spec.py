@@ -12,9 +12,16 @@ from vitral.training.settings import flatten, with_settings
 
 BASE = "base"
 RESULT = "study.json"
+TEXTS = ("title", "question", "paper", "x_label")
 STUDY_KEYS = ("title", "question", "paper", "seeds", "x_label", "flops", "base", "evaluations", "cells")
-CELL_KEYS = ("name", "images", "canvas", "start", "untrained", "line", "x")
+CELL_KEYS = ("name", "images", "canvas", "start", "untrained", "line", "x", "evaluations")
 EVALUATION_KEYS = ("knn", "few_shot", "image_size", "label_map", "packed", "canvas", "line", "x")
+KINDS = {
+    **dict.fromkeys((*TEXTS, "start", "line"), (str, "text")),
+    **dict.fromkeys(("base", "evaluations"), (dict, "a table")),
+    "untrained": (bool, "true or false"),
+}
+"""The types of keys that are not checked where they are used."""
 RENAMED_KEYS = {"begins_as": "start_training", "others": "scores"}
 RENAMED_SETTINGS = {"selection": "val_fraction"}
 """Names in study.json as earlier versions wrote them."""
@@ -110,19 +117,16 @@ def read_study(name: str | Path, seeds: tuple[int, ...] | None = None) -> Study:
     """Read and check a study; ``seeds`` replaces those of the file."""
     path = study_path(name)
     content = _read(path)
-    _check_keys(path.name, content, STUDY_KEYS)
+    _check_table(path.name, content, STUDY_KEYS)
     for key in ("title", "cells"):
         if not content.get(key):
             raise ConfigError(f"{path.name} has no {key}.", hint=f"Add {'[[cells]]' if key == 'cells' else key}.")
-    texts = {key: content.get(key, "") for key in ("title", "question", "paper", "x_label")}
-    for key, text in texts.items():
-        _check_kind(f"{path.name}: {key}", text, str)
     seeds = content.get("seeds", [0]) if seeds is None else seeds
     if not isinstance(seeds, list | tuple) or not seeds:
         raise ConfigError(f"{path.name}: seeds must be a list of integers (got {seeds!r}).", hint="Use seeds = [0, 1].")
     return Study(
         path=path,
-        **texts,
+        **{key: content.get(key, "") for key in TEXTS},
         seeds=tuple(dict.fromkeys(check_int("seeds", seed, minimum=0, maximum=MAX_SEED) for seed in seeds)),
         cells=_cells(path.name, content),
         flops=bool(content.get("flops", False)),
@@ -146,16 +150,13 @@ def upgrade_result(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cells(file: str, content: dict[str, Any]) -> tuple[Cell, ...]:
-    base, shared = content.get("base", {}), content.get("evaluations", {})
-    _check_kind(f"{file}: base", base, dict)
-    _check_kind(f"{file}: evaluations", shared, dict)
-    base = _layer(flatten(_read(_shipped_folder() / f"{BASE}.toml")), flatten(base))
+    base = _layer(flatten(_read(_shipped_folder() / f"{BASE}.toml")), flatten(content.get("base", {})))
     if not isinstance(content["cells"], list) or not all(isinstance(cell, dict) for cell in content["cells"]):
         raise ConfigError(f"{file}: cells must be a list of tables.", hint="Write [[cells]] above each cell.")
     cells: dict[str, Cell] = {}
     for number, table in enumerate(content["cells"], 1):
         origin = f"{file}, cell {table.get('name', number)!r}"
-        cell = _cell(origin, table, base, shared)
+        cell = _cell(origin, table, base, content.get("evaluations", {}))
         if cell.start is not None:
             if cell.start not in cells:
                 raise ConfigError(f"{origin}: start={cell.start!r} is not an earlier cell.")
@@ -170,26 +171,20 @@ def _cell(origin: str, table: dict[str, Any], base: dict[str, Any], shared: dict
     name = table.get("name")
     if not isinstance(name, str) or not name.strip(". ") or not name.isprintable() or "\\" in name:
         raise ConfigError(f"{origin}: name must be printable text (got {name!r}).", hint='Add name = "...".')
-    evaluations = table.get("evaluations", {})
-    _check_kind(f"{origin}: evaluations", evaluations, dict)
-    evaluations = shared | evaluations
-    for label, options in evaluations.items():
-        _check_kind(f"{origin}: evaluation {label!r}", options, dict)
-        _check_keys(f"{origin}, evaluation {label!r}", options, EVALUATION_KEYS)
     values = {key: table[key] for key in CELL_KEYS if key in table}
-    for key, kind in (("start", str), ("untrained", bool), ("line", str)):
-        if key in values:
-            _check_kind(f"{origin}: {key}", values[key], kind)
+    _check_table(origin, values, CELL_KEYS)
+    values["evaluations"] = shared | values.get("evaluations", {})
+    for label, options in values["evaluations"].items():
+        _check_table(f"{origin}, evaluation {label!r}", options, EVALUATION_KEYS)
     if "images" in values:
         check_int(f"{origin}: images", values["images"], minimum=1)
     if "canvas" in values:
         check_int(f"{origin}: canvas", values["canvas"], minimum=1, maximum=MAX_SIDE)
     if "x" in values:
         check_number(f"{origin}: x", values["x"], above=0)
-    settings = flatten({key: value for key, value in table.items() if key not in (*CELL_KEYS, "evaluations")})
-    settings = _layer(base, settings)
+    settings = _layer(base, flatten({key: value for key, value in table.items() if key not in CELL_KEYS}))
     with_settings(None, {"data": "", **settings}, origin)  # an unknown setting raises before the first cell is trained
-    return Cell(settings=settings, evaluations=evaluations, **values)
+    return Cell(settings=settings, **values)
 
 
 def _layer(below: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -201,17 +196,17 @@ def _layer(below: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     return below | settings
 
 
-def _check_kind(name: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        expected = {str: "text", dict: "a table", bool: "true or false"}[kind]
-        raise ConfigError(f"{name} must be {expected} (got {value!r}).")
-
-
-def _check_keys(origin: str, content: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
-    for key in content:
-        if key not in allowed:
-            hint = did_you_mean(key, allowed) or f"Known keys: {', '.join(allowed)}."
+def _check_table(origin: str, table: object, keys: tuple[str, ...]) -> None:
+    """Raise ConfigError for an unknown key, or a value that has another type than its key."""
+    if not isinstance(table, dict):
+        raise ConfigError(f"{origin} must be a table (got {table!r}).")
+    for key, value in table.items():
+        if key not in keys:
+            hint = did_you_mean(key, keys) or f"Known keys: {', '.join(keys)}."
             raise ConfigError(f"{origin}: unknown key {key!r}.", hint=hint)
+        kind, expected = KINDS.get(key, (object, ""))
+        if not isinstance(value, kind):
+            raise ConfigError(f"{origin}: {key} must be {expected} (got {value!r}).")
 
 
 def _folder_name(cell: str) -> str:
