@@ -66,8 +66,9 @@ def evaluate_features(
         scores=_classifier_scores(model, test, classes),
         unreadable=train.unreadable + test.unreadable,
         images_per_second=computed / seconds if computed else None,
+        few_shot=scores.get("few_shot"),
+        knn=scores.get("knn"),
         notes=notes,
-        **scores,
     )
 
 

@@ -176,7 +176,8 @@ def training_flops(config: Config, settings: Mapping[str, Any], steps: int) -> f
 
 def _forward_flops(config: Config, size: int | list[int]) -> int:
     """Return the operations of a forward pass at another image size."""
-    return count_cost(config, tuple(size) if isinstance(size, list) else (size, size)).forward_flops
+    height, width = size if isinstance(size, list) else (size, size)
+    return count_cost(config, (height, width)).forward_flops
 
 
 if __name__ == "__main__":
