@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -43,75 +43,64 @@ class WrittenRow(NamedTuple):
     """Number of labels."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowFormat:
-    """How rows are written as text and read back."""
+class CsvRows:
+    """Rows as lines of a CSV file; quotes may contain line breaks."""
 
-    start: bytes
-    """The first bytes of every file."""
-    write_header: Callable[[TextIO, int], None]
-    write: Callable[[TextIO, Row, int], None]
-    """Write a row with up to this many labels."""
-    parse: Callable[[str, int], WrittenRow | None]
-    """Return a row with up to this many labels, or None for the header. Raise an error for other text."""
-    quoted: bool
-    """True if quotes may contain line breaks."""
+    start, quoted = b"file,label,probability,", True
 
+    def write_header(self, stream: TextIO, top: int) -> None:
+        names = [("label", "probability"), *((f"label_{k}", f"probability_{k}") for k in range(2, top + 1))]
+        csv.writer(stream, lineterminator="\n").writerow(["file", *(name for pair in names for name in pair), "error"])
 
-# ---- formats ----
+    def write(self, stream: TextIO, row: Row, top: int) -> None:
+        labels = [value for label, probability in row.top for value in (label, f"{probability:.6f}")]
+        cells = [as_text(row.file), *labels, *[""] * (2 * top - len(labels)), row.error or ""]
+        has_return = any("\r" in cell for cell in cells)  # Python 3.11 leaves \r bare
+        quoting = csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL
+        csv.writer(stream, lineterminator="\n", quoting=quoting).writerow(cells)
 
-
-def _write_csv(stream: TextIO, row: Row, top: int) -> None:
-    labels = [value for label, probability in row.top for value in (label, f"{probability:.6f}")]
-    cells = [as_text(row.file), *labels, *[""] * (2 * top - len(labels)), row.error or ""]
-    quoting = csv.QUOTE_ALL if any("\r" in cell for cell in cells) else csv.QUOTE_MINIMAL  # Python 3.11 leaves \r bare
-    csv.writer(stream, lineterminator="\n", quoting=quoting).writerow(cells)
-
-
-def _write_csv_header(stream: TextIO, top: int) -> None:
-    names = [("label", "probability"), *((f"label_{k}", f"probability_{k}") for k in range(2, top + 1))]
-    csv.writer(stream, lineterminator="\n").writerow(["file", *(name for pair in names for name in pair), "error"])
-
-
-def _parse_csv(text: str, top: int) -> WrittenRow | None:
-    (cells,) = csv.reader(io.StringIO(text, newline=""))
-    has_columns = len(cells) == 2 * top + 2
-    if cells[:3] == ["file", "label", "probability"]:
+    def parse(self, text: str, top: int) -> WrittenRow | None:
+        """Return a row with up to ``top`` labels, or None for the header. Raise an error for other text."""
+        (cells,) = csv.reader(io.StringIO(text, newline=""))
+        has_columns = len(cells) == 2 * top + 2
+        if cells[:3] == ["file", "label", "probability"]:
+            if not has_columns:
+                _refuse_top(len(cells) // 2 - 1, top)
+            return None
         if not has_columns:
-            _refuse_top(len(cells) // 2 - 1, top)
-        return None
-    if not has_columns:
-        raise ValueError(f"{len(cells)} columns")
-    if cells[-1]:
-        return WrittenRow(cells[0], None, 0.0, 0)
-    return WrittenRow(cells[0], cells[1], float(cells[2]), sum(map(bool, cells[2:-1:2])))
+            raise ValueError(f"{len(cells)} columns")
+        if cells[-1]:
+            return WrittenRow(cells[0], None, 0.0, 0)
+        return WrittenRow(cells[0], cells[1], float(cells[2]), sum(map(bool, cells[2:-1:2])))
 
 
-def _write_json(stream: TextIO, row: Row, top: int) -> None:
-    labels = [{"label": label, "probability": probability} for label, probability in row.top]
-    values = {"error": row.error} if row.error is not None else {**labels[0], "top": labels}
-    stream.write(to_json({"file": as_text(row.file), **values}, stream) + "\n")
+class JsonRows:
+    """Rows as JSON objects, one per line."""
 
+    start, quoted = b'{"file": ', False
 
-def _parse_json(text: str, top: int) -> WrittenRow:
-    row = json.loads(text)
-    if "error" in row:
-        return WrittenRow(row["file"], None, 0.0, 0)
-    if (width := len(row["top"])) > top:
-        _refuse_top(width, top)
-    return WrittenRow(row["file"], str(row["label"]), float(row["probability"]), width)
+    def write_header(self, stream: TextIO, top: int) -> None:
+        """Write nothing."""
+
+    def write(self, stream: TextIO, row: Row, top: int) -> None:
+        labels = [{"label": label, "probability": probability} for label, probability in row.top]
+        values = {"error": row.error} if row.error is not None else {**labels[0], "top": labels}
+        stream.write(to_json({"file": as_text(row.file), **values}, stream) + "\n")
+
+    def parse(self, text: str, top: int) -> WrittenRow:
+        row = json.loads(text)
+        if "error" in row:
+            return WrittenRow(row["file"], None, 0.0, 0)
+        if (width := len(row["top"])) > top:
+            _refuse_top(width, top)
+        return WrittenRow(row["file"], str(row["label"]), float(row["probability"]), width)
 
 
 def _refuse_top(written: int, top: int) -> NoReturn:
     raise ConfigError(f"The --out file was written with --top {written} (got --top {top}).")
 
 
-CSV = RowFormat(
-    start=b"file,label,probability,", write_header=_write_csv_header, write=_write_csv, parse=_parse_csv, quoted=True
-)
-JSON_LINES = RowFormat(
-    start=b'{"file": ', write_header=lambda stream, top: None, write=_write_json, parse=_parse_json, quoted=False
-)
+CSV, JSON_LINES = CsvRows(), JsonRows()
 FORMATS = {".csv": CSV, ".jsonl": JSON_LINES, ".json": JSON_LINES}
 
 
@@ -164,7 +153,7 @@ def predict_to_file(
     yield PredictionFile(path=out, rows=len(files), failed=failed)
 
 
-def check_prediction_target(out: Path, *, resume: bool) -> RowFormat:
+def check_prediction_target(out: Path, *, resume: bool) -> CsvRows | JsonRows:
     """Return the format of a target by its suffix. Raise ConfigError if it cannot be used."""
     if out.suffix.lower() not in FORMATS:
         raise ConfigError(f"--out must end in .csv or .jsonl (got {out}).")
@@ -190,7 +179,7 @@ def _open_exclusively(out: Path) -> Generator[BinaryIO]:
 
 
 def _read_written(
-    stream: BinaryIO, row_format: RowFormat, files: Sequence[str], *, top: int, out: Path
+    stream: BinaryIO, row_format: CsvRows | JsonRows, files: Sequence[str], *, top: int, out: Path
 ) -> list[WrittenRow]:
     """Return the complete rows of the file, cut off an incomplete one, and move to the end."""
     rows: list[WrittenRow] = []
