@@ -68,9 +68,8 @@ class LoadedModel:
         problem = f"The model produced NaN or Inf: its weights are damaged or too large{cause}."
         raise WeightsError(problem, hint="Inspect the file with `vitral describe`.")
 
-    def probabilities(self, images: Images) -> Tensor:
+    def probabilities(self, logits: Tensor) -> Tensor:
         """Return (B, K) probabilities: a softmax, or a sigmoid per label for multi-label models."""
-        logits = self.logits(images)
         return logits.sigmoid() if self.multi_label else logits.softmax(dim=1)
 
     def check_has_head(self) -> None:

@@ -111,13 +111,16 @@ class Predictor:
     def stream(self, images: "Iterable[AnyInput] | str | Path") -> "Iterator[tuple[AnyInput, Prediction | Failure]]":
         """Yield each image (of an iterable or a folder) with its Prediction, or a Failure if unusable, in order."""
         self.loaded.check_has_head()
-        for image, probabilities in self._stream(images, self.loaded.probabilities):
+        for image, probabilities in self._stream(images, self._probabilities):
             yield image, probabilities if isinstance(probabilities, Failure) else self._prediction(probabilities)
 
     def features(self, images: "Iterable[AnyInput] | str | Path") -> "Iterator[tuple[AnyInput, np.ndarray | Failure]]":
         """Yield each image with its embedding (D,), or with a Failure, as `stream` does."""
         for image, features in self._stream(images, self.loaded.features):
             yield image, features if isinstance(features, Failure) else features.numpy()
+
+    def _probabilities(self, images: Images) -> Tensor:
+        return self.loaded.probabilities(self.loaded.logits(images))
 
     def _prediction(self, probabilities: Tensor) -> Prediction:
         best = int(probabilities.argmax())
