@@ -140,8 +140,8 @@ def suite_events(
     model: str | Path, data: str | Path, **changes: Any
 ) -> Iterator[TaskProgress | TaskResult | SuiteResult]:
     """Run a suite as `run_suite` does; yield progress, a TaskResult per task, and the SuiteResult at the end."""
-    check_type("The model of a suite", model, str, Path)
-    check_type("The folder of a suite", data, str, Path)
+    check_type("model", model, str, Path, hint="Pass the path or name of a model.")
+    check_type("data", data, str, Path, hint="Pass the folder of the tasks.")
     folders = find_tasks(Path(data))
     config, changed = _configure(str(model), changes)
     results: dict[str, TaskResult] = {}
