@@ -8,8 +8,7 @@ import pytest
 
 import vitral
 from vitral.studies.cell import build_network, training_flops
-from vitral.studies.page import BEGIN, END, page_head, results_table, write_page
-from vitral.studies.plots import image_flops
+from vitral.studies.page import BEGIN, END, image_flops, page_head, results_table, write_page
 from vitral.studies.spec import Study, read_study, study_names
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

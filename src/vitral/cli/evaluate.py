@@ -107,8 +107,7 @@ def check_unset(options: Measures | Suite, *, problem: str, hint: str) -> None:
 
 def evaluate_model(model: str, data: str | None, measures: Measures, inference: Inference, format: Format) -> None:
     """Evaluate a model on one dataset and show the result. Exit with code 3 if some images are unreadable."""
-    from vitral.evaluation.evaluator import evaluate_events
-    from vitral.evaluation.options import EvaluateOptions
+    from vitral.evaluation.evaluator import EvaluateOptions, evaluate_events
 
     options: dict[str, Any] = asdict(measures) | asdict(inference) | {"few_shot": parse_shots(measures.few_shot)}
     passed = EvaluateOptions(**{name: value for name, value in options.items() if value is not None})

@@ -26,10 +26,7 @@ class EvaluationData:
 
 
 def choose_evaluation_data(run: Run | None, data: str | Path | None, *, needs_train: bool) -> EvaluationData:
-    """Return the images that the run held out, or the test split, the val split or all images of another dataset.
-
-    With ``needs_train``, a dataset without splits is split as training would do it.
-    """
+    """Return the images that the run held out, or the test split, the val split or all images of another dataset."""
     config, manifest = (run.read_config(), run.read_manifest()) if run else ({}, {})
     if data is None and "data" not in config:
         raise ConfigError("There is no dataset to evaluate on.", hint=NAME_DATASET)
@@ -42,14 +39,16 @@ def choose_evaluation_data(run: Run | None, data: str | Path | None, *, needs_tr
     if is_unchanged or (data is not None and "data" in config and _is_same_path(str(data), str(config["data"]))):
         val = open_dataset(config["val"]) if config.get("val") else None
         if data is None and val is not None:
-            _check_val(val, manifest, config)
+            fingerprint = _fingerprint(val, config["val"], config)
+            if manifest.get("val_fingerprint", fingerprint) != fingerprint:
+                raise DataError(f"The dataset {config['val']} (--val) has changed since the run.", hint=NAME_DATASET)
         splits = choose_splits(dataset, val, config.get("val_fraction", VAL_FRACTION))
         return EvaluationData(dataset=dataset, train=splits.train, test=splits.test, reason=splits.reasons["test"])
     return _split_of(dataset, needs_train=needs_train)
 
 
 def _split_of(dataset: DatasetIndex, *, needs_train: bool) -> EvaluationData:
-    """Return the test images of a dataset that the model was not trained on."""
+    """Return the test images of another dataset; ``needs_train`` splits one without splits as training would do it."""
     train = dataset.splits.get("train", ())
     if name := own_test_split(dataset):
         test, reason = dataset.splits[name], f"the dataset's {name} split"
@@ -64,13 +63,6 @@ def _fingerprint(dataset: DatasetIndex, source: str | Path, config: Mapping[str,
     """Return the fingerprint that a run of this objective records: without labels for masked patches."""
     is_unlabeled = config.get("objective") == "masked-patches"
     return (open_dataset(source, labeled=False) if is_unlabeled else dataset).fingerprint()
-
-
-def _check_val(val: DatasetIndex, manifest: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Raise DataError if the dataset given by --val is not the one that the run held out."""
-    fingerprint = _fingerprint(val, config["val"], config)
-    if manifest.get("val_fingerprint", fingerprint) != fingerprint:
-        raise DataError(f"The dataset {config['val']} (--val) has changed since the run.", hint=NAME_DATASET)
 
 
 def _is_same_path(first: str, second: str) -> bool:

@@ -9,19 +9,70 @@ from typing import Any
 import torch
 
 from vitral.data.scan import Progress
-from vitral.errors import ConfigError, DataError
+from vitral.errors import ConfigError, DataError, check_int
 from vitral.evaluation.evaluation_data import EvaluationData, choose_evaluation_data
 from vitral.evaluation.frozen_features import evaluate_features
 from vitral.evaluation.label_map import are_numbers, match_classes, read_real, relabel, unique_positions
 from vitral.evaluation.metrics import compare
-from vitral.evaluation.options import DataSource, EvaluateOptions, ModelSource
 from vitral.evaluation.results import Evaluation, summarize
 from vitral.inference.loaded_model import LoadedModel, load_model
-from vitral.inference.pipeline import ModelOutputs, final_result, make_loader, run_model
+from vitral.inference.pipeline import ModelOutputs, make_loader, run_model
 from vitral.weights.checkpoint import Checkpoint
 
+MAX_BATCH_SIZE, MAX_WORKERS = 2**31, 1024
 MAX_EXAMPLES = 100
 """Largest number of disagreements listed in a comparison of two models."""
+ModelSource = str | Path | Checkpoint
+DataSource = str | Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateOptions:
+    """The options of `evaluate`, checked."""
+
+    few_shot: int | Sequence[int] | None = None
+    knn: int | None = None
+    against: ModelSource | None = None
+    against_label_map: str | Path | None = None
+    temperature: bool = False
+    label_map: str | Path | None = None
+    real: str | Path | None = None
+    image_size: int | tuple[int, int] | None = None
+    device: str = "auto"
+    precision: str = "float32"
+    batch_size: int = 64
+    workers: int = 0
+    cache: bool = True
+
+    def __post_init__(self) -> None:
+        check_int("batch_size", self.batch_size, minimum=1, maximum=MAX_BATCH_SIZE)
+        check_int("workers", self.workers, minimum=0, maximum=MAX_WORKERS)
+        for shots in self.shots:
+            check_int("few_shot", shots, minimum=1)
+        if self.knn is not None:
+            check_int("knn", self.knn, minimum=1)
+        if self.against_label_map is not None and self.against is None:
+            raise ConfigError("against_label_map needs a second model.", hint="Pass against=MODEL.")
+        for name in ("against", "real", "temperature", "label_map"):
+            if self.uses_features and getattr(self, name):
+                raise ConfigError(f"{name} evaluates a classifier, but few_shot and knn evaluate features.")
+        for name in ("real", "label_map", "against_label_map"):
+            path = getattr(self, name)
+            if path is not None and not isinstance(path, str | Path):
+                raise ConfigError(f"{name} must be the path of a file (got {path!r}).")
+            if path is not None and not Path(path).is_file():
+                raise DataError(f"{name}: file not found: {path}.")
+
+    @property
+    def shots(self) -> tuple[int, ...]:
+        """Return the requested numbers of shots."""
+        few_shot = () if self.few_shot is None else self.few_shot
+        return tuple(few_shot) if isinstance(few_shot, list | tuple) else (few_shot,)  # type: ignore[return-value]
+
+    @property
+    def uses_features(self) -> bool:
+        """Return whether frozen features are evaluated instead of the classifier."""
+        return bool(self.shots) or self.knn is not None
 
 
 def evaluate(
@@ -79,14 +130,16 @@ def evaluate(
         workers=workers,
         cache=cache,
     )
-    return final_result(evaluate_events(model, data, options))
+    *_, evaluation = evaluate_events(model, data, options)
+    assert isinstance(evaluation, Evaluation)
+    return evaluation
 
 
 def evaluate_events(
     model: ModelSource, data: DataSource | None, options: EvaluateOptions
 ) -> Iterator[Progress | Evaluation]:
     """Evaluate a model as `evaluate` does; yield progress, then the Evaluation."""
-    loaded = _load(model, options)
+    loaded = _load(model, options, image_size=options.image_size)
     if not options.uses_features:
         loaded.check_has_head()
     chosen = choose_evaluation_data(loaded.run, data, needs_train=options.uses_features)
@@ -95,10 +148,8 @@ def evaluate_events(
     yield replace(evaluation, split=chosen.reason)
 
 
-def _load(model: ModelSource, options: EvaluateOptions) -> LoadedModel:
-    return load_model(
-        model, device=options.device, precision=options.precision, image_size=options.image_size, verify=True
-    )
+def _load(model: ModelSource, options: EvaluateOptions, image_size: int | tuple[int, int] | None) -> LoadedModel:
+    return load_model(model, device=options.device, precision=options.precision, image_size=image_size, verify=True)
 
 
 # ---- the classifier ----
@@ -111,8 +162,8 @@ def _evaluate_classifier(
         raise ConfigError("Temperature scaling needs one label per image, but this dataset is multi-label.")
     classes = data.dataset.classes
     indices = match_classes(classes, model.labels, has_names=model.has_names, label_map=options.label_map)
-    first = _Matched(name="", model=model, indices=indices)
-    second = None if options.against is None else _load_second(first, classes, options)
+    first = _Matched(model=model, indices=indices)
+    second = None if options.against is None else _load_second(options.against, first, classes, options)
     start = time.perf_counter()
     outputs = yield from _run(first, data, options)
     seconds = time.perf_counter() - start
@@ -123,7 +174,8 @@ def _evaluate_classifier(
         evaluation = replace(evaluation, real=_score_real(outputs, options.real, len(model.labels)))
     if second is not None:
         second_outputs = yield from _run(second, data, options)
-        evaluation = replace(evaluation, against=_compare_models(first, outputs, second, second_outputs, data))
+        against = _compare_models(first, outputs, second, second_outputs, classes)
+        evaluation = replace(evaluation, against=against)
     return evaluation
 
 
@@ -166,24 +218,21 @@ def _score_real(outputs: ModelOutputs, path: str | Path, classes: int) -> dict[s
 class _Matched:
     """A model with the logit index of each class of the dataset."""
 
-    name: str
     model: LoadedModel
     indices: list[int]
+    name: str = ""
 
     def class_names(self, classes: Sequence[str]) -> list[str]:
         """Return a name for each logit: the class of the dataset, or the label if there is none."""
-        names = list(self.model.labels)
-        for name, index in zip(classes, self.indices, strict=True):
-            names[index] = name
-        return names
+        names = dict(enumerate(self.model.labels)) | dict(zip(self.indices, classes, strict=True))
+        return list(names.values())
 
 
-def _load_second(first: _Matched, classes: Sequence[str], options: EvaluateOptions) -> _Matched:
+def _load_second(source: ModelSource, first: _Matched, classes: Sequence[str], options: EvaluateOptions) -> _Matched:
     """Load the second model and match its labels. Raise DataError if they do not correspond to the classes."""
-    assert options.against is not None
-    is_checkpoint = isinstance(options.against, Checkpoint)
-    name = "the second model" if is_checkpoint else str(options.against)
-    model = _load(options.against, replace(options, image_size=None) if is_checkpoint else options)
+    is_checkpoint = isinstance(source, Checkpoint)
+    name = "the second model" if is_checkpoint else str(source)
+    model = _load(source, options, image_size=None if is_checkpoint else options.image_size)
     model.check_has_head()
     label_map = options.against_label_map
     if label_map is None and model.labels == first.model.labels:
@@ -200,7 +249,7 @@ def _load_second(first: _Matched, classes: Sequence[str], options: EvaluateOptio
 
 
 def _compare_models(
-    first: _Matched, first_outputs: ModelOutputs, second: _Matched, second_outputs: ModelOutputs, data: EvaluationData
+    first: _Matched, first_outputs: ModelOutputs, second: _Matched, second_outputs: ModelOutputs, classes: Sequence[str]
 ) -> dict[str, Any]:
     """Return the paired difference of two models, and the images on which their predictions differ."""
     if not torch.equal(first_outputs.indices, second_outputs.indices):
@@ -208,7 +257,7 @@ def _compare_models(
     have_same_labels = first.model.labels == second.model.labels
     predictions: list[list[str]] = []
     for matched, outputs in ((first, first_outputs), (second, second_outputs)):
-        names = matched.model.labels if have_same_labels else matched.class_names(data.dataset.classes)
+        names = matched.model.labels if have_same_labels else matched.class_names(classes)
         predictions.append([names[index] for index in outputs.outputs.argmax(1).tolist()])
     labels = [first.model.labels[int(label)] if label.ndim == 0 else "" for label in first_outputs.labels]
     disagreements = [

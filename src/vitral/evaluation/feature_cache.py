@@ -1,8 +1,4 @@
-"""Keep computed features on disk, keyed by everything they depend on.
-
-The key is a SHA-256 over the weights, the config, the preprocessing, the precision, the library versions, and every
-image: its source, and the size and modification time of its file.
-"""
+"""Keep computed features on disk, keyed by a SHA-256 over everything they depend on."""
 
 import hashlib
 import json
@@ -56,10 +52,10 @@ def cache_key(model: "hashlib._Hash", items: Sequence[Item]) -> str:
     digest = model.copy()
     stamps: dict[str, str] = {}
     for item in items:
-        path = getattr(item.source, "path", None)
-        if path is not None and path not in stamps:
-            stamps[path] = _file_stamp(path)
-        line = f"{item.key}\t{item.label}\t{item.source!r}\t{stamps.get(path or '', '')}\n"
+        path = getattr(item.source, "path", "")
+        if path not in stamps:
+            stamps[path] = _file_stamp(path) if path else ""
+        line = f"{item.key}\t{item.label}\t{item.source!r}\t{stamps[path]}\n"
         digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
@@ -89,21 +85,16 @@ def read_features(key: str, items: Sequence[Item]) -> ModelOutputs | None:
         os.utime(path)
     except Exception:  # a damaged cache must never stop an evaluation
         return None
-    features = ModelOutputs(items=items, outputs=rows, labels=labels, indices=indices, unreadable=unreadable)
-    return features if _is_consistent(features) else None
-
-
-def _is_consistent(features: ModelOutputs) -> bool:
-    """Return whether these can be the features of the images; somebody may have edited the file."""
-    images, indices = len(features.items), features.indices
-    return bool(
+    is_consistent = (  # somebody may have edited the file
         indices.ndim == 1
-        and ((indices >= 0) & (indices < images)).all()
-        and features.outputs.ndim == 2
-        and len(features.outputs) == len(features.labels) == len(indices)
-        and len(indices) + len(features.unreadable) == images
-        and features.outputs.isfinite().all()
+        and ((indices >= 0) & (indices < len(items))).all()
+        and rows.ndim == 2
+        and len(rows) == len(labels) == len(indices) == len(items) - len(unreadable)
+        and rows.isfinite().all()
     )
+    if not is_consistent:
+        return None
+    return ModelOutputs(items=items, outputs=rows, labels=labels, indices=indices, unreadable=unreadable)
 
 
 def keep_features(key: str, features: ModelOutputs) -> None:

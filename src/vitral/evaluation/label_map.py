@@ -1,5 +1,4 @@
-"""Match the classes of a dataset with the labels of a model: by name, by a label map, or with several true labels per
-image (ReaL)."""
+"""Match the classes of a dataset with the labels of a model: by name, by a label map, or with ReaL labels."""
 
 import csv
 import json
@@ -46,13 +45,15 @@ def match_classes(
     positions = unique_positions(labels)
     if label_map is not None:
         return _apply_map(classes, labels, Path(label_map))
-    if list(classes) == list(labels):
-        return list(range(len(classes)))
-    if has_names and all(map(positions.__contains__, classes)):
+    unmatched = [name for name in classes if name not in positions]
+    if has_names and not unmatched:
         return [positions[name] for name in classes]
-    if len(classes) == len(labels) and (not has_names or are_numbers(classes)):
+    if len(classes) == len(labels) and (not has_names or are_numbers(classes) or list(classes) == list(labels)):
         return list(range(len(classes)))
-    mismatch = _mismatch(classes, labels, has_names=has_names)
+    mismatch = f"it has {len(labels)} classes without names"
+    if has_names:
+        name, count = unmatched[0], labels.count(unmatched[0])
+        mismatch = f"{count} of its labels are named {name!r}" if count else f"it has no label {name!r}"
     hint = "Pass --label-map FILE with lines of a dataset class and a model label."
     raise DataError(f"The dataset's {len(classes)} classes do not match the model: {mismatch}.", hint=hint)
 
@@ -75,15 +76,6 @@ def unique_positions(labels: Sequence[str]) -> dict[str, int]:
 def are_numbers(classes: Sequence[str]) -> bool:
     """Return whether the class names are "0", "1", "2", ... in order."""
     return list(classes) == [str(number) for number in range(len(classes))]
-
-
-def _mismatch(classes: Sequence[str], labels: tuple[str, ...], *, has_names: bool) -> str:
-    """Describe why the classes cannot be matched by name."""
-    if not has_names:
-        return f"it has {len(labels)} classes without names"
-    name = next(name for name in classes if labels.count(name) != 1)
-    count = labels.count(name)
-    return f"{count} of its labels are named {name!r}" if count else f"it has no label {name!r}"
 
 
 def _apply_map(classes: Sequence[str], labels: tuple[str, ...], path: Path) -> list[int]:
@@ -122,7 +114,7 @@ def read_real(path: Path, keys: Sequence[str], classes: int) -> list[tuple[int, 
     content = _parse_json(_read_text(path), path)
     true_labels: list[tuple[int, ...]] = []
     for key in keys:
-        labels = _real_labels(content, key.rpartition("/")[2], key)
+        labels = _real_labels(content, key)
         if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < classes for label in labels):
             raise DataError(f"{path} has no labels from 0 to {classes - 1} for {key}.")
         true_labels.append(tuple(labels))
@@ -131,8 +123,9 @@ def read_real(path: Path, keys: Sequence[str], classes: int) -> list[tuple[int, 
     return true_labels
 
 
-def _real_labels(content: object, name: str, key: str) -> object:
+def _real_labels(content: object, key: str) -> object:
     """Return the entry of one image in the content of a ReaL file, or None."""
+    name = key.rpartition("/")[2]
     stem = name.partition(".")[0]
     if isinstance(content, dict):
         return content.get(key, content.get(name, content.get(stem)))

@@ -3,8 +3,8 @@
 Labels are (N,) classes, or (N, K) of 0 and 1 for multi-label data. Fractions range from 0 to 1.
 """
 
-from dataclasses import dataclass
-from math import isnan, nan, sqrt
+from dataclasses import asdict, dataclass
+from math import exp, isnan, nan, sqrt
 from typing import Any
 
 import torch
@@ -18,14 +18,14 @@ _Z = 1.959963984540054  # the normal quantile of a two-sided 95% interval
 class Scores:
     """The main scores of a model on a split. top5 is top-min(5, K)."""
 
-    images: int
-    loss: float
     top1: float
     top5: float
+    images: int
+    loss: float
 
     def as_dict(self) -> dict[str, float | None]:
         """Return the scores for JSON, None in place of NaN."""
-        return without_nan({"top1": self.top1, "top5": self.top5, "images": self.images, "loss": self.loss})
+        return without_nan(asdict(self))
 
 
 def without_nan(values: dict[str, Any]) -> dict[str, Any]:
@@ -145,12 +145,15 @@ class Difference:
 def compare(first: Tensor, second: Tensor) -> Difference:
     """Compare two models on the same images: a paired interval resolves smaller differences than two intervals."""
     first, second = first.bool(), second.bool()
-    images = max(1, len(first))
-    both, neither = int((first & second).sum()), int((~first & ~second).sum())
-    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
-    low, high = _paired_interval(both, only_first, only_second, neither)
-    counts = {"only_first": only_first, "only_second": only_second, "both": both, "neither": neither}
-    return Difference(difference=(only_second - only_first) / images, low=low, high=high, **counts)
+    counts = {
+        "only_first": int((first & ~second).sum()),
+        "only_second": int((second & ~first).sum()),
+        "both": int((first & second).sum()),
+        "neither": int((~first & ~second).sum()),
+    }
+    low, high = _paired_interval(**counts)
+    difference = (counts["only_second"] - counts["only_first"]) / max(1, len(first))
+    return Difference(difference=difference, low=low, high=high, **counts)
 
 
 def _paired_interval(both: int, only_first: int, only_second: int, neither: int) -> tuple[float, float]:
@@ -161,16 +164,89 @@ def _paired_interval(both: int, only_first: int, only_second: int, neither: int)
     images = both + only_first + only_second + neither
     if not images:
         return -1.0, 1.0
-    fractions = [(both + only_second) / images, (both + only_first) / images]
-    (low2, high2), (low1, high1) = (wilson(fraction * images, images) for fraction in fractions)
-    totals = [(both + only_first), (only_second + neither), (both + only_second), (only_first + neither)]
-    product = totals[0] * totals[1] * totals[2] * totals[3]
+    first, second = (both + only_first) / images, (both + only_second) / images
+    (low1, high1), (low2, high2) = wilson(first * images, images), wilson(second * images, images)
+    product = (both + only_first) * (only_second + neither) * (both + only_second) * (only_first + neither)
     covariance = both * neither - only_first * only_second
     if covariance > 0:
         covariance = max(covariance - images / 2, 0.0)
     phi = covariance / sqrt(product) if product else 0.0
-    second, first = fractions
     difference = second - first
     down = (second - low2) ** 2 - 2 * phi * (second - low2) * (high1 - first) + (high1 - first) ** 2
     up = (high2 - second) ** 2 - 2 * phi * (high2 - second) * (first - low1) + (first - low1) ** 2
     return max(-1.0, difference - sqrt(max(0.0, down))), min(1.0, difference + sqrt(max(0.0, up)))
+
+
+# ---- calibration ----
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bin:
+    """Predictions of about the same confidence."""
+
+    images: int
+    confidence: float
+    accuracy: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """How far confidence is from accuracy."""
+
+    error: float
+    """Expected calibration error: 0.05 means that confidence is off by 5 points on average."""
+    bins: list[Bin]
+    temperature: float | None = None
+    """The divisor of the logits, if temperature scaling was applied."""
+
+
+def calibrate(logits: Tensor, labels: Tensor, temperature: float | None = None) -> Calibration:
+    """Return the calibration of the predicted classes, recording the temperature that the logits were divided by."""
+    confidence, predicted = logits.double().softmax(dim=1).max(dim=1)
+    error, bins = calibration_error(confidence, predicted == labels)
+    return Calibration(error=error, bins=bins, temperature=temperature)
+
+
+def calibrate_scaled(logits: Tensor, labels: Tensor) -> Calibration | None:
+    """Return the calibration with each half of the images scaled by the other's temperature; None below two images."""
+    if len(labels) < 2:
+        return None
+    half = torch.arange(len(labels)) % 2 == 0
+    first, second = fit_temperature(logits[half], labels[half]), fit_temperature(logits[~half], labels[~half])
+    scaled = logits.double() / torch.where(half, second, first).double()[:, None]
+    return calibrate(scaled, labels, temperature=(first * second) ** 0.5)
+
+
+def calibration_error(confidence: Tensor, correct: Tensor, bins: int = 15) -> tuple[float, list[Bin]]:
+    """Return the expected calibration error over bins of equal width, and the bins."""
+    confidence, correct = confidence.double(), correct.double()
+    index = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)  # (0, 1/15], (1/15, 2/15], ...
+    images = torch.bincount(index, minlength=bins)
+    sums = [torch.zeros(bins, dtype=torch.double).index_add_(0, index, values) for values in (confidence, correct)]
+    means = [values / images.clamp(min=1) for values in sums]
+    error = ((means[0] - means[1]).abs() * images).sum().item() / max(1, len(confidence))
+    rows = zip(images.tolist(), means[0].tolist(), means[1].tolist(), strict=True)
+    return error, [Bin(images=count, confidence=mean, accuracy=accuracy) for count, mean, accuracy in rows]
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """Return the divisor of the logits that minimizes the loss, by golden-section search."""
+    logits = logits.double()
+    low, high = -5.0, 5.0  # log temperature; the loss is convex in 1 / temperature
+    golden = (sqrt(5) - 1) / 2
+
+    def loss_at(log_temperature: float) -> float:
+        return F.cross_entropy(logits / exp(log_temperature), labels).item()
+
+    left, right = high - golden * (high - low), low + golden * (high - low)
+    at_left, at_right = loss_at(left), loss_at(right)
+    for _ in range(40):  # each step keeps 0.618 of the interval and needs one new loss
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - golden * (high - low)
+            at_left = loss_at(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + golden * (high - low)
+            at_right = loss_at(right)
+    return exp((low + high) / 2)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitral.data.transforms import normalize
 from vitral.devices import choose_device
-from vitral.errors import ConfigError, WeightsError, short_repr
+from vitral.errors import ConfigError, WeightsError, check_choice, check_type
 from vitral.model.features import Features
 from vitral.model.network import Network
 from vitral.preprocess import Preprocess
@@ -59,11 +59,6 @@ class LoadedModel:
         """Return (B, K) logits of `features`, in float32 on the CPU."""
         with self._computing():
             return self.model.head(features.to(self.device)).float().cpu()
-
-    @property
-    def feature_width(self) -> int:
-        """Return D of `features`."""
-        return self.model.config.representation or self.model.config.width
 
     def check_finite(self, outputs: Tensor) -> Tensor:
         """Return the outputs, or raise WeightsError if any is NaN or Inf."""
@@ -114,12 +109,10 @@ def load_model(
 ) -> LoadedModel:
     """Load a model from a run folder, a weights file, a shipped name, ``hf:owner/name``, or a Checkpoint.
 
-    The default precision is float32, so that results are the same on every machine. ``image_size`` is another input
-    size than the model was trained at. ``verify`` checks the SHA-256 in files of our own format; "once" skips files
-    that passed before.
+    Results in float32 are the same on every machine. ``verify`` checks the SHA-256 in files of our own format; "once"
+    skips files that passed before.
     """
-    if precision not in PRECISIONS:
-        raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)} (got {short_repr(precision)}).")
+    check_choice("precision", precision, PRECISIONS)
     target = torch.device(choose_device(device).value)
     checkpoint, run = open_checkpoint(source, image_size, verify=verify)
     model, classes = checkpoint.model, checkpoint.model.config.num_classes
@@ -153,20 +146,18 @@ def open_checkpoint(
         height, width = source.model.config.image_hw
         hint = f"Use vitral.load(..., image_size={image_size})."
         raise ConfigError(f"This Checkpoint has the image size {height} x {width}.", hint=hint)
-    if not isinstance(source, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
-        problem = "A model is a run folder, a weights file, a name or a Checkpoint"
-        raise ConfigError(f"{problem} (got {short_repr(source)}).")
-    is_run = not str(source).startswith("hf:") and Run.is_run(Path(source))
-    run = Run.open(Path(source)) if is_run else None
+    hint = "Pass a run folder, a weights file, a name or a Checkpoint."
+    check_type("A model", source, str, Path, Checkpoint, hint=hint)
+    run = Run.open(Path(source)) if not str(source).startswith("hf:") and Run.is_run(Path(source)) else None
     overrides: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
     return load(run.trained_model() if run else source, verify=verify, **overrides), run
 
 
 def _runs_unchanged(model: Network, device: torch.device) -> bool:
     """Return whether the model is in evaluation mode, in float32 and on the device."""
-
-    def is_in_place(tensor: Tensor) -> bool:
-        is_on_device = tensor.device.type == device.type and device.index in (None, tensor.device.index)
-        return is_on_device and tensor.dtype == torch.float32
-
-    return not model.training and all(map(is_in_place, model.parameters()))
+    return not model.training and all(
+        tensor.dtype == torch.float32
+        and tensor.device.type == device.type
+        and device.index in (None, tensor.device.index)
+        for tensor in model.parameters()
+    )

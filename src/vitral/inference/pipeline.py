@@ -1,8 +1,8 @@
 """Run a model over a split, batch by batch, and collect its outputs."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,8 +14,6 @@ from vitral.errors import DataError
 
 if TYPE_CHECKING:
     from vitral.inference.loaded_model import LoadedModel
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,32 +62,17 @@ def run_model(
     loader: BatchLoader, compute: Callable[[Tensor | list[Tensor]], Tensor]
 ) -> Generator[Progress, None, ModelOutputs]:
     """Yield progress and return the outputs of ``compute`` for every batch. Raise DataError if no image is readable."""
-    outputs: list[Tensor] = []
-    labels: list[Tensor] = []
-    indices: list[Tensor] = []
+    batches: list[tuple[Tensor, Tensor, Tensor]] = []
     bad: list[tuple[int, str]] = []
     done, total, items = 0, len(loader.images), loader.images.items
     for batch in loader.epoch():
         bad += batch.bad
         if len(batch.items):
-            outputs.append(compute(batch.images))
-            labels.append(batch.labels)
-            indices.append(batch.items)
+            batches.append((compute(batch.images), batch.labels, batch.items))
         done += len(batch.items) + len(batch.bad)
         yield Progress(done=done, total=total)
-    if not outputs:
+    if not batches:
         raise DataError(f"None of the {total} images is readable{f': {bad[0][1]}' if bad else ''}.")
-    return ModelOutputs(
-        items=items,
-        outputs=torch.cat(outputs),
-        labels=torch.cat(labels),
-        indices=torch.cat(indices),
-        unreadable=tuple((items[index].key, reason) for index, reason in bad),
-    )
-
-
-def final_result(events: Iterator[Progress | Result]) -> Result:
-    """Consume the events and return the last one, which is the result."""
-    *_, last = events
-    assert not isinstance(last, Progress)
-    return last
+    outputs, labels, indices = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
+    unreadable = tuple((items[index].key, reason) for index, reason in bad)
+    return ModelOutputs(items=items, outputs=outputs, labels=labels, indices=indices, unreadable=unreadable)

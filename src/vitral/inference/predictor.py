@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
@@ -131,20 +130,24 @@ class Predictor:
     def _stream(
         self, images: "Iterable[AnyInput] | str | Path", compute: Callable[[Images], Tensor]
     ) -> "Iterator[tuple[AnyInput, Tensor | Failure]]":
-        remaining = iter(cast("Iterable[AnyInput]", _list_images(images)))
+        if isinstance(images, str | Path):
+            listed = find_images([str(images)], ()) if _is_folder(images) else [str(images)]
+            images = cast("Iterable[AnyInput]", listed)
+        remaining = iter(images)
         while batch := list(islice(remaining, self.batch_size)):
             inputs = [self._preprocess(image) for image in batch]
             usable = [image for image in inputs if isinstance(image, Tensor)]
-            outputs = iter(self.loaded.check_finite(compute(_stack(usable))) if usable else ())
+            is_one_size = len({image.shape for image in usable}) == 1
+            stacked = torch.stack(usable) if is_one_size else usable
+            outputs = iter(self.loaded.check_finite(compute(stacked)) if usable else ())
             for image, preprocessed in zip(batch, inputs, strict=True):
                 yield image, preprocessed if isinstance(preprocessed, Failure) else next(outputs)
 
     def _preprocess(self, image: object) -> Tensor | Failure:
         """Return uint8 (C, H, W), the model's input before normalization."""
-        preprocess = self.loaded.preprocess
-        convert = partial(preprocess_image, preprocess=preprocess, patch=self.loaded.model.config.step_hw)
         from PIL.Image import Image
 
+        preprocess = self.loaded.preprocess
         try:
             if isinstance(image, str | Path):
                 content = FileSource(str(image)).read()
@@ -155,23 +158,12 @@ class Predictor:
             elif isinstance(image, np.ndarray):
                 content = from_array(cast(np.ndarray, image), preprocess.channels, background=preprocess.background)
             else:
-                kind = type(image).__name__
-                raise DataError(f"Expected a path, bytes, a PIL image or an array (H, W, C), got {kind}.")
-            return convert(content).contiguous()
+                expected = "a path, bytes, a PIL image or an array (H, W, C)"
+                raise DataError(f"Expected {expected}, got {type(image).__name__}.")
+            return preprocess_image(content, preprocess, patch=self.loaded.model.config.step_hw).contiguous()
         except BadImageError as error:
             return Failure(reason=str(error))
 
 
 def _is_folder(images: object) -> bool:
     return isinstance(images, str | Path) and os.path.isdir(images)
-
-
-def _list_images(images: "Iterable[AnyInput] | str | Path") -> "Iterable[AnyInput] | list[str]":
-    """Return the images of a folder, or the images themselves."""
-    if isinstance(images, str | Path):
-        return find_images([str(images)], ()) if _is_folder(images) else [str(images)]
-    return images
-
-
-def _stack(images: list[Tensor]) -> Images:
-    return torch.stack(images) if len({image.shape for image in images}) == 1 else images

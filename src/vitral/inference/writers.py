@@ -4,12 +4,12 @@ import csv
 import io
 import json
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TextIO
+from typing import BinaryIO, NamedTuple, NoReturn, TextIO
 
 import numpy as np
 
@@ -23,14 +23,13 @@ MAX_ROW_BYTES = 2**24
 """A longer row of a file to resume was not written by vitral."""
 TOLERANCE = 1e-3
 """Largest change of a probability between two runs of the same model, such as on another device."""
-Top = list[tuple[str, float]]
 
 
 class Row(NamedTuple):
     """The most probable labels of one image, or the reason why it is unusable."""
 
     file: str
-    top: Top
+    top: list[tuple[str, float]]
     error: str | None = None
 
 
@@ -44,74 +43,64 @@ class WrittenRow(NamedTuple):
     """Number of labels."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowFormat:
-    """How rows are written as text and read back."""
+class CsvRows:
+    """Rows as lines of a CSV file; quotes may contain line breaks."""
 
-    start: bytes
-    """The first bytes of every file."""
-    write_header: Callable[[TextIO, int], None]
-    write: Callable[[TextIO, Row, int], None]
-    """Write a row with up to this many labels."""
-    parse: Callable[[str, int], WrittenRow | None]
-    """Return a row with up to this many labels, or None for the header. Raise an error for other text."""
-    quoted: bool
-    """True if quotes may contain line breaks."""
+    start, quoted = b"file,label,probability,", True
 
+    def write_header(self, stream: TextIO, top: int) -> None:
+        names = [("label", "probability"), *((f"label_{k}", f"probability_{k}") for k in range(2, top + 1))]
+        csv.writer(stream, lineterminator="\n").writerow(["file", *(name for pair in names for name in pair), "error"])
 
-# ---- formats ----
+    def write(self, stream: TextIO, row: Row, top: int) -> None:
+        labels = [value for label, probability in row.top for value in (label, f"{probability:.6f}")]
+        cells = [as_text(row.file), *labels, *[""] * (2 * top - len(labels)), row.error or ""]
+        has_return = any("\r" in cell for cell in cells)  # Python 3.11 leaves \r bare
+        quoting = csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL
+        csv.writer(stream, lineterminator="\n", quoting=quoting).writerow(cells)
 
-
-def _write_csv(stream: TextIO, row: Row, top: int) -> None:
-    labels = [value for label, probability in row.top for value in (label, f"{probability:.6f}")]
-    cells = [as_text(row.file), *labels, *[""] * (2 * top - len(labels)), row.error or ""]
-    quoting = csv.QUOTE_ALL if any("\r" in cell for cell in cells) else csv.QUOTE_MINIMAL  # Python 3.11 leaves \r bare
-    csv.writer(stream, lineterminator="\n", quoting=quoting).writerow(cells)
-
-
-def _write_csv_header(stream: TextIO, top: int) -> None:
-    names = [("label", "probability"), *((f"label_{k}", f"probability_{k}") for k in range(2, top + 1))]
-    csv.writer(stream, lineterminator="\n").writerow(["file", *(name for pair in names for name in pair), "error"])
-
-
-def _parse_csv(text: str, top: int) -> WrittenRow | None:
-    (cells,) = csv.reader(io.StringIO(text, newline=""))
-    if cells[:3] == ["file", "label", "probability"]:
-        _check_top(len(cells) // 2 - 1, top, is_same=len(cells) == 2 * top + 2)
-        return None
-    if len(cells) != 2 * top + 2:
-        raise ValueError(f"{len(cells)} columns")
-    if cells[-1]:
-        return WrittenRow(cells[0], None, 0.0, 0)
-    return WrittenRow(cells[0], cells[1], float(cells[2]), sum(map(bool, cells[2:-1:2])))
+    def parse(self, text: str, top: int) -> WrittenRow | None:
+        """Return a row with up to ``top`` labels, or None for the header. Raise an error for other text."""
+        (cells,) = csv.reader(io.StringIO(text, newline=""))
+        has_columns = len(cells) == 2 * top + 2
+        if cells[:3] == ["file", "label", "probability"]:
+            if not has_columns:
+                _refuse_top(len(cells) // 2 - 1, top)
+            return None
+        if not has_columns:
+            raise ValueError(f"{len(cells)} columns")
+        if cells[-1]:
+            return WrittenRow(cells[0], None, 0.0, 0)
+        return WrittenRow(cells[0], cells[1], float(cells[2]), sum(map(bool, cells[2:-1:2])))
 
 
-def _write_json(stream: TextIO, row: Row, top: int) -> None:
-    labels = [{"label": label, "probability": probability} for label, probability in row.top]
-    values = {"error": row.error} if row.error is not None else {**labels[0], "top": labels}
-    stream.write(to_json({"file": as_text(row.file), **values}, stream) + "\n")
+class JsonRows:
+    """Rows as JSON objects, one per line."""
+
+    start, quoted = b'{"file": ', False
+
+    def write_header(self, stream: TextIO, top: int) -> None:
+        """Write nothing."""
+
+    def write(self, stream: TextIO, row: Row, top: int) -> None:
+        labels = [{"label": label, "probability": probability} for label, probability in row.top]
+        values = {"error": row.error} if row.error is not None else {**labels[0], "top": labels}
+        stream.write(to_json({"file": as_text(row.file), **values}, stream) + "\n")
+
+    def parse(self, text: str, top: int) -> WrittenRow:
+        row = json.loads(text)
+        if "error" in row:
+            return WrittenRow(row["file"], None, 0.0, 0)
+        if (width := len(row["top"])) > top:
+            _refuse_top(width, top)
+        return WrittenRow(row["file"], str(row["label"]), float(row["probability"]), width)
 
 
-def _parse_json(text: str, top: int) -> WrittenRow:
-    row = json.loads(text)
-    if "error" in row:
-        return WrittenRow(row["file"], None, 0.0, 0)
-    width = len(row["top"])
-    _check_top(width, top, is_same=width <= top)
-    return WrittenRow(row["file"], str(row["label"]), float(row["probability"]), width)
+def _refuse_top(written: int, top: int) -> NoReturn:
+    raise ConfigError(f"The --out file was written with --top {written} (got --top {top}).")
 
 
-def _check_top(written: int, top: int, *, is_same: bool) -> None:
-    if not is_same:
-        raise ConfigError(f"The --out file was written with --top {written} (got --top {top}).")
-
-
-CSV = RowFormat(
-    start=b"file,label,probability,", write_header=_write_csv_header, write=_write_csv, parse=_parse_csv, quoted=True
-)
-JSON_LINES = RowFormat(
-    start=b'{"file": ', write_header=lambda stream, top: None, write=_write_json, parse=_parse_json, quoted=False
-)
+CSV, JSON_LINES = CsvRows(), JsonRows()
 FORMATS = {".csv": CSV, ".jsonl": JSON_LINES, ".json": JSON_LINES}
 
 
@@ -131,8 +120,7 @@ class PredictionFile:
 def predict_rows(predictor: Predictor, files: Sequence[str], *, top: int) -> Iterator[Row]:
     """Yield a row per image, in order."""
     for file, result in predictor.stream(files):
-        is_failure = isinstance(result, Failure)
-        yield Row(file, [], result.reason) if is_failure else Row(file, result.top(top))
+        yield Row(file, [], result.reason) if isinstance(result, Failure) else Row(file, result.top(top))
 
 
 def predict_to_file(
@@ -165,7 +153,7 @@ def predict_to_file(
     yield PredictionFile(path=out, rows=len(files), failed=failed)
 
 
-def check_prediction_target(out: Path, *, resume: bool) -> RowFormat:
+def check_prediction_target(out: Path, *, resume: bool) -> CsvRows | JsonRows:
     """Return the format of a target by its suffix. Raise ConfigError if it cannot be used."""
     if out.suffix.lower() not in FORMATS:
         raise ConfigError(f"--out must end in .csv or .jsonl (got {out}).")
@@ -191,7 +179,7 @@ def _open_exclusively(out: Path) -> Generator[BinaryIO]:
 
 
 def _read_written(
-    stream: BinaryIO, row_format: RowFormat, files: Sequence[str], *, top: int, out: Path
+    stream: BinaryIO, row_format: CsvRows | JsonRows, files: Sequence[str], *, top: int, out: Path
 ) -> list[WrittenRow]:
     """Return the complete rows of the file, cut off an incomplete one, and move to the end."""
     rows: list[WrittenRow] = []
@@ -202,8 +190,13 @@ def _read_written(
         stream.seek(0)
         for record in _complete_records(stream, quoted=row_format.quoted):
             if (row := row_format.parse(record.decode("utf-8"), top)) is not None:
-                _check_row(row, len(rows), files)
                 rows.append(row)
+                number = len(rows)
+                if number > len(files) or as_text(files[number - 1]) != row.file:
+                    raise ConfigError(
+                        f"Row {number} of --out is for {row.file}, which is not image {number} of this command.",
+                        hint="Pass the same images in the same order, or another --out.",
+                    )
             end += len(record)
         stream.truncate(end)
         stream.seek(end)
@@ -228,20 +221,12 @@ def _complete_records(stream: BinaryIO, *, quoted: bool) -> Iterator[bytes]:
         raise ValueError(f"a row of over {MAX_ROW_BYTES} bytes")
 
 
-def _check_row(row: WrittenRow, index: int, files: Sequence[str]) -> None:
-    """Raise ConfigError if the row of this index is not the one of the image of this index."""
-    if index >= len(files) or as_text(files[index]) != row.file:
-        problem = f"Row {index + 1} of --out is for {row.file}, which is not image {index + 1} of this command."
-        raise ConfigError(problem, hint="Pass the same images in the same order, or another --out.")
-
-
 def _check_same_model(rows: Sequence[WrittenRow], predictor: Predictor, files: Sequence[str], *, top: int) -> None:
     """Raise ConfigError if the model no longer predicts the last row whose image is still readable."""
-    for index in reversed(range(len(rows))):
-        row = rows[index]
+    for row, file in zip(reversed(rows), reversed(files[: len(rows)]), strict=True):
         if row.label is None:
             continue
-        (current,) = predict_rows(predictor, [files[index]], top=top)
+        (current,) = predict_rows(predictor, [file], top=top)
         if current.error is not None:
             continue
         label, probability = current.top[0]
@@ -283,7 +268,8 @@ def features_to_file(predictor: Predictor, files: Sequence[str], out: Path) -> I
             names.append(as_text(file))
             rows.append(features)
         yield Progress(done=number, total=len(files))
-    width = predictor.loaded.feature_width
+    config = predictor.loaded.model.config
+    width = config.representation or config.width
     _write_features(out, names, np.stack(rows) if rows else np.empty((0, width), np.float32))
     yield FeatureFile(path=out, images=len(rows), width=width, failures=tuple(failures))
 

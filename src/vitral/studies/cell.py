@@ -1,8 +1,6 @@
 """Train and evaluate one cell of a study with one seed, and write study.json into its run folder.
 
-A study runs this module in a process per cell:
-
-    python -m vitral.studies.cell STUDY CELL SEED DATA OUT
+A study runs this module in a process per cell: python -m vitral.studies.cell STUDY CELL SEED DATA OUT
 """
 
 import os
@@ -32,7 +30,6 @@ from vitral.studies.images import dataset_for, open_with_test_split
 from vitral.studies.spec import RESULT, Job, load_result, read_study
 from vitral.training.config import Masking, as_resolved
 from vitral.training.entry import train_events
-from vitral.training.events import Finished
 from vitral.training.prepare import build_model
 from vitral.training.settings import flatten, with_settings
 from vitral.training.tasks.masked_patches import MaskedPatchHead
@@ -45,7 +42,8 @@ SAMPLED_HEADERS = 50
 
 def main(study: str, cell: str, seed: str, data: str, out: str) -> None:
     try:
-        run_cell(Job(study=Path(study).stem, cell=read_study(study).cell(cell), seed=int(seed)), data, Path(out))
+        jobs = read_study(study, (int(seed),)).jobs()
+        run_cell(next(job for job in jobs if job.cell.name == cell), data, Path(out))
     except VitralError as error:
         sys.exit(str(error))
 
@@ -64,9 +62,10 @@ def run_cell(job: Job, data: str, out: Path) -> None:
     else:
         result = _train(settings, dataset_for(data, out, images=cell.images, canvas=cell.canvas), folder)
     config = peek(Run(folder).model).config
+    sizes = {name: options["image_size"] for name, options in cell.evaluations.items() if "image_size" in options}
     result |= {
         "forward_flops": count_cost(config).forward_flops,
-        "evaluation_flops": evaluation_flops(config, cell.evaluations),
+        "evaluation_flops": {name: _forward_flops(config, size) for name, size in sizes.items()},
         "cell": cell.name,
         "training": cell.training,
         "start_training": cell.start_training,
@@ -96,24 +95,20 @@ def _train(settings: dict[str, Any], data: str, folder: Path) -> dict[str, Any]:
         shutil.rmtree(folder)  # it was stopped before its settings were written
     # A resumed run refuses settings that have changed since.
     options = {"resume": folder} if has_started else {"out": folder, "recipe": "none"}
-    finished = None
     parent = os.getppid()
-    for event in train_events(data, **options, **settings):
+    for _ in train_events(data, **options, **settings):
         if os.getppid() != parent:
             sys.exit("The study was killed.")  # its next start resumes from the saved state
-        if isinstance(event, Finished):
-            finished = event
-    if finished is None:
+    if not (report := run.read_report()):
         sys.exit("interrupted")
-    report, test = run.read_report(), finished.test
-    flops = training_flops(peek(run.model).config, flatten(run.read_config()), report["steps"])
+    test = report["test"]
     is_classifier = settings.get("objective", "classify") == "classify"  # masked patches have an accuracy of colors
     return {
         "top1": test["top1"] if is_classifier else None,
         "loss": test["loss"],
         "steps": report["steps"],
         "parameters": report["parameters"],
-        "flops": flops,
+        "flops": training_flops(peek(run.model).config, flatten(run.read_config()), report["steps"]),
         "seconds": report["train_seconds"],
         "images": test["images"],
     }
@@ -143,9 +138,10 @@ def evaluate_cell(folder: Path, data: str, out: Path, options: Mapping[str, Any]
     if "packed" in options:
         return evaluate_packed(weights, data, options["packed"])
     arguments: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in options.items()
+        if name not in ("canvas", "line", "x")
     }
-    arguments = {name: value for name, value in arguments.items() if name not in ("canvas", "line", "x")}
     evaluation = evaluate(weights, dataset_for(data, out, canvas=options.get("canvas")), **arguments)
     features = evaluation.knn or evaluation.few_shot
     return features["top1"] if features else evaluation.scores.top1
@@ -170,21 +166,18 @@ def training_flops(config: Config, settings: Mapping[str, Any], steps: int) -> f
     flops = count_cost(config).forward_flops
     if settings.get("objective") == "masked-patches":  # its head runs on the corrupted patches only
         assert isinstance(config, ViTConfig)
-        fields = {name.removeprefix("masking."): settings[name] for name in settings if name.startswith("masking.")}
-        masking = Masking(**fields)
+        prefix = "masking."
+        masking = Masking(**{name.removeprefix(prefix): settings[name] for name in settings if name.startswith(prefix)})
         rows, columns = config.grid(*config.image_hw)
         head = MaskedPatchHead(config, masking).head
         flops += 2 * masking.corrupted_patches(rows * columns) * head.weight.numel()
     return 3.0 * flops * settings["batch_size"] * steps
 
 
-def evaluation_flops(config: Config, evaluations: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    """Return the operations of a forward pass in every evaluation that has a size of its own."""
-    sizes = {name: options["image_size"] for name, options in evaluations.items() if "image_size" in options}
-    return {
-        name: count_cost(config, tuple(size) if isinstance(size, list) else (size, size)).forward_flops
-        for name, size in sizes.items()
-    }
+def _forward_flops(config: Config, size: int | list[int]) -> int:
+    """Return the operations of a forward pass at another image size."""
+    height, width = size if isinstance(size, list) else (size, size)
+    return count_cost(config, (height, width)).forward_flops
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import io
 import random
 import tarfile
 from collections.abc import Iterable
+from itertools import groupby, islice
+from operator import attrgetter
 from pathlib import Path
 
 from PIL import Image
@@ -23,9 +25,8 @@ def open_with_test_split(data: str | Path) -> DatasetIndex:
     if index.multi_label:
         raise DataError(f"{index.name} has several labels per image; studies need one.")
     if own_test_split(index) is None:
-        raise DataError(
-            f"{index.name} has no test split, which all cells of a study share.", hint="Add a folder or shards: test."
-        )
+        problem = f"{index.name} has no test split, which all cells of a study share."
+        raise DataError(problem, hint="Add a folder or shards: test.")
     return index
 
 
@@ -55,35 +56,25 @@ def _write_shards(folder: Path, index: DatasetIndex, images: int | None, canvas:
 
 def balanced_subset(items: Iterable[Item], per_class: int) -> list[Item]:
     """Return the first images of every class, in a fixed random order."""
-    ordered = sorted(items, key=lambda item: item.key)
+    ordered = sorted(items, key=attrgetter("key"))
     random.Random(0).shuffle(ordered)
-    subset: dict[int, list[Item]] = {}
-    for item in ordered:
-        assert isinstance(item.label, int)
-        same_class = subset.setdefault(item.label, [])
-        if len(same_class) < per_class:
-            same_class.append(item)
-    return [item for label in sorted(subset) for item in subset[label]]
+    by_class = groupby(sorted(ordered, key=attrgetter("label")), key=attrgetter("label"))
+    return [item for _, same_class in by_class for item in islice(same_class, per_class)]
 
 
 def _write_shard(path: Path, items: Iterable[Item], canvas: int | None) -> None:
     with tarfile.open(path, "w") as tar:
         for number, item in enumerate(items):
-            image = _open_image(item)
+            raw, content = item.source.read(), io.BytesIO()
+            image = Image.open(io.BytesIO(raw)) if isinstance(raw, bytes) else Image.fromarray(raw.squeeze())
+            image = image.convert("L" if image.mode in ("1", "L") else "RGB")
             if canvas is not None:
                 image = on_canvas(image, canvas, random.Random(item.key))
-            content = io.BytesIO()
             image.save(content, "PNG")
             for suffix, member in (("png", content.getvalue()), ("cls", str(item.label).encode())):
                 info = tarfile.TarInfo(f"{number:06d}.{suffix}")
                 info.size = len(member)
                 tar.addfile(info, io.BytesIO(member))
-
-
-def _open_image(item: Item) -> Image.Image:
-    content = item.source.read()
-    image = Image.open(io.BytesIO(content)) if isinstance(content, bytes) else Image.fromarray(content.squeeze())
-    return image.convert("L" if image.mode in ("1", "L") else "RGB")
 
 
 def on_canvas(image: Image.Image, side: int, generator: random.Random) -> Image.Image:

@@ -7,9 +7,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Literal
@@ -31,9 +31,9 @@ class CellOutcome:
     cell: str
     seed: int
     status: Literal["finished", "skipped", "failed"]
-    done: int
+    done: int = 0
     """Jobs that have ended, this one included."""
-    total: int
+    total: int = 0
     scores: dict[str, float] = field(default_factory=dict)
     """Test accuracies from 0 to 1: top-1, and the further evaluations by name."""
     seconds: float = 0.0
@@ -82,11 +82,14 @@ def run_study(
     check_int("threads", threads, minimum=1, maximum=MAX_JOBS)
     check_page(study, results)
     claim_folder(out, open_with_test_split(data).fingerprint())
-    arguments = str(study.path), str(data), out
+
+    def start(job: Job) -> _Process:
+        return _Process(job, [str(study.path), job.cell.name, str(job.seed), str(data), str(out)], threads)
+
     outcomes: list[CellOutcome] = []
     page = None
     try:
-        with closing(_run_jobs(list(study.jobs()), arguments, jobs=jobs, threads=threads)) as running:
+        with closing(_run_jobs(list(study.jobs()), start, out, jobs)) as running:
             for outcome in running:
                 outcomes.append(outcome)
                 on_cell(outcome)
@@ -104,45 +107,65 @@ def claim_folder(out: Path, fingerprint: str) -> None:
     write_text(path, fingerprint)
 
 
-@dataclass(kw_only=True, slots=True)
 class _Process:
-    """A cell that is being trained."""
+    """A cell that is being trained in a process of its own."""
 
-    job: Job
-    process: subprocess.Popen[bytes]
-    stderr: IO[bytes]
-    started: float
+    def __init__(self, job: Job, arguments: list[str], threads: int):
+        self.job = job
+        self.started = time.perf_counter()
+        self.stderr: IO[bytes] = TemporaryFile()  # noqa: SIM115 - it is read when the process has ended
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "vitral.studies.cell", *arguments],
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self.stderr,
+            start_new_session=True,  # Ctrl-C reaches the cells once, through _run_jobs
+        )
 
-    def error(self) -> str:
-        """Return the last line of what the process wrote to standard error."""
+    def outcome(self, out: Path) -> CellOutcome:
+        """Return how the process ended; the reason of a failure is the last line of its standard error."""
+        cell, seed, seconds = self.job.cell.name, self.job.seed, time.perf_counter() - self.started
+        code = self.process.returncode
         self.stderr.seek(0)
-        lines = self.stderr.read().decode("utf-8", "replace").strip().splitlines()
-        return lines[-1] if lines else f"exit code {self.process.returncode}"
+        with self.stderr:
+            lines = self.stderr.read().decode("utf-8", "replace").strip().splitlines()
+        result = load_result(self.job.folder(out)) if code == 0 else None
+        if result is None:
+            reason = lines[-1] if lines else f"exit code {code}"
+            return CellOutcome(cell=cell, seed=seed, status="failed", seconds=seconds, reason=reason)
+        scores = {"top-1": result["top1"], **result["scores"]}
+        scores = {name: score for name, score in scores.items() if score is not None}
+        return CellOutcome(cell=cell, seed=seed, status="finished", seconds=seconds, scores=scores)
 
 
 def _run_jobs(
-    waiting: list[Job], arguments: tuple[str, str, Path], *, jobs: int, threads: int
+    waiting: list[Job], start: Callable[[Job], _Process], out: Path, jobs: int
 ) -> Generator[CellOutcome, None, None]:
     """Run all jobs and yield their outcomes as they end; stop the processes if the caller does not want the rest."""
-    out, total = arguments[2], len(waiting)
+    total = len(waiting)
     running: list[_Process] = []
-    ended: dict[tuple[str, int], CellOutcome] = {}
+    ended: dict[tuple[str | None, int], CellOutcome] = {}
+
+    def record(outcome: CellOutcome) -> CellOutcome:
+        outcome = replace(outcome, done=len(ended) + 1, total=total)
+        ended[outcome.cell, outcome.seed] = outcome
+        return outcome
+
     try:
         while waiting or running:
-            for outcome in _end_jobs(running, out, len(ended), total):
-                ended[outcome.cell, outcome.seed] = outcome
-                yield outcome
+            for cell in [cell for cell in running if cell.process.poll() is not None]:
+                running.remove(cell)
+                yield record(cell.outcome(out))
             for job in list(waiting):
-                start = None if job.cell.start is None else ended.get((job.cell.start, job.seed))
-                if len(running) >= jobs or (job.cell.start is not None and start is None):
+                origin = ended.get((job.cell.start, job.seed))
+                if len(running) >= jobs or (job.cell.start is not None and origin is None):
                     continue
                 waiting.remove(job)
-                outcome = _decide(job, start, out, len(ended) + 1, total)
-                if outcome is None:
-                    running.append(_start(job, arguments, threads))
-                    continue
-                ended[job.cell.name, job.seed] = outcome
-                yield outcome
+                if outcome := _outcome_without_training(job, origin, out):
+                    yield record(outcome)
+                else:
+                    running.append(start(job))
             time.sleep(POLL_SECONDS if running else 0)
     finally:
         for cell in running:
@@ -152,55 +175,17 @@ def _run_jobs(
             cell.stderr.close()
 
 
-def _decide(job: Job, start: CellOutcome | None, out: Path, done: int, total: int) -> CellOutcome | None:
-    """Return the outcome of a job that needs no training, or None."""
-
-    def outcome(status: Literal["skipped", "failed"], reason: str = "") -> CellOutcome:
-        return CellOutcome(cell=job.cell.name, seed=job.seed, status=status, done=done, total=total, reason=reason)
-
-    if start is not None and start.status == "failed":
-        return outcome("failed", f"it starts from {start.cell!r}, which failed")
-    result = load_result(job.folder(out))
-    if result is None:
+def _outcome_without_training(job: Job, origin: CellOutcome | None, out: Path) -> CellOutcome | None:
+    """Return the outcome of a job that is finished, or cannot run, or None; ``origin`` is that of its start."""
+    name, seed, result = job.cell.name, job.seed, load_result(job.folder(out))
+    if origin is not None and origin.status == "failed":
+        reason = f"it starts from {origin.cell!r}, which failed"
+    elif result is None:
         return None
-    if not job.cell.matches(result):
-        return outcome("failed", f"{job.folder(out)} was trained with other settings; delete it to train again")
-    if result.get("evaluations", job.cell.evaluations) != job.cell.evaluations:
+    elif not job.cell.matches(result):
+        reason = f"{job.folder(out)} was trained with other settings; delete it to train again"
+    elif result.get("evaluations", job.cell.evaluations) != job.cell.evaluations:
         return None
-    return outcome("skipped")
-
-
-def _start(job: Job, arguments: tuple[str, str, Path], threads: int) -> _Process:
-    path, data, out = arguments
-    stderr = TemporaryFile()  # noqa: SIM115 - it is read when the process has ended
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vitral.studies.cell", path, job.cell.name, str(job.seed), data, str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=stderr,
-        start_new_session=True,  # Ctrl-C reaches the cells once, through _run_jobs
-    )
-    return _Process(job=job, process=process, stderr=stderr, started=time.perf_counter())
-
-
-def _end_jobs(running: list[_Process], out: Path, done: int, total: int) -> Iterator[CellOutcome]:
-    """Remove the processes that have ended, and yield their outcomes."""
-    for cell in [cell for cell in running if cell.process.poll() is not None]:
-        running.remove(cell)
-        done += 1
-        job, seconds = cell.job, time.perf_counter() - cell.started
-        result = load_result(job.folder(out)) if cell.process.returncode == 0 else None
-        reason = cell.error() if result is None else ""
-        cell.stderr.close()
-        scores = {} if result is None else {"top-1": result["top1"], **result["scores"]}
-        yield CellOutcome(
-            cell=job.cell.name,
-            seed=job.seed,
-            status="failed" if result is None else "finished",
-            done=done,
-            total=total,
-            scores={name: score for name, score in scores.items() if score is not None},
-            seconds=seconds,
-            reason=reason,
-        )
+    else:
+        return CellOutcome(cell=name, seed=seed, status="skipped")
+    return CellOutcome(cell=name, seed=seed, status="failed", reason=reason)

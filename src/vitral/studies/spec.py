@@ -1,23 +1,4 @@
-"""Read a study: cells that differ in a few settings, each trained once per seed.
-
-    title               heading of the page
-    question            what the study asks, in a paragraph (optional)
-    paper               the paper's numbers, as Markdown (optional)
-    seeds = [0, 1]      random seeds [default: [0]]
-    x_label             label of the x axis, for a plot of lines instead of dots
-    flops = true        add a panel with the FLOPs of one image against x
-    [base]              settings of vitral train for all cells, over those of base.toml
-    [evaluations]       further evaluations of all cells
-    [[cells]]           a name, settings of vitral train, and any of
-      images = 500        train on 500 images, equally many per class
-      canvas = 48         place every image, unscaled, on a canvas of 48 x 48 pixels
-      start = "cell"      start from the weights of that cell with the same seed
-      untrained = true    evaluate the model as initialized
-      evaluations = {}    a name, and options of vitral.evaluate, or packed = [24, 32], or canvas = 48
-      line, x             position in a plot of lines; evaluations may have them, too
-
-Settings that name another model (or a checkpoint, with from) discard the network settings of the layer below.
-"""
+"""Read a study: cells that differ in a few settings, each trained once per seed (docs/paper.md lists the keys)."""
 
 import json
 import tomllib
@@ -26,19 +7,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vitral.errors import ConfigError, check_int, check_number, did_you_mean
+from vitral.errors import ConfigError, check_int, check_number, check_type, did_you_mean
 from vitral.training.settings import flatten, with_settings
 
 BASE = "base"
 RESULT = "study.json"
+TEXTS = ("title", "question", "paper", "x_label")
 STUDY_KEYS = ("title", "question", "paper", "seeds", "x_label", "flops", "base", "evaluations", "cells")
-CELL_KEYS = ("name", "images", "canvas", "start", "untrained", "line", "x")
+CELL_KEYS = ("name", "images", "canvas", "start", "untrained", "line", "x", "evaluations")
 EVALUATION_KEYS = ("knn", "few_shot", "image_size", "label_map", "packed", "canvas", "line", "x")
+KINDS = {
+    **dict.fromkeys((*TEXTS, "start", "line"), (str, "text")),
+    **dict.fromkeys(("base", "evaluations"), (dict, "a table")),
+    "untrained": (bool, "true or false"),
+}
+"""The types of keys that are not checked where they are used."""
 RENAMED_KEYS = {"begins_as": "start_training", "others": "scores"}
 RENAMED_SETTINGS = {"selection": "val_fraction"}
 """Names in study.json as earlier versions wrote them."""
-MAX_SEED = 2**31
-MAX_SIDE = 4096
+MAX_SEED, MAX_SIDE = 2**31, 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,9 +93,6 @@ class Study:
             for cell in self.cells:
                 yield Job(study=self.name, cell=cell, seed=seed)
 
-    def cell(self, name: str) -> Cell:
-        return next(cell for cell in self.cells if cell.name == name)
-
 
 def study_names() -> list[str]:
     """Return the names of the shipped studies."""
@@ -117,17 +101,15 @@ def study_names() -> list[str]:
 
 def study_path(name: str | Path) -> Path:
     """Return the TOML file of a study: the path itself, or that of a shipped study by its name."""
-    if not isinstance(name, str | Path):
-        raise ConfigError(f"A study must be a TOML file or a name (got {name!r}).")
-    path = Path(name)
+    check_type("A study", name, str, Path)
+    path, names = Path(name), study_names()
     if path.suffix == ".toml":
         if not path.is_file():
-            raise ConfigError(f"{path} does not exist.", hint=f"Shipped studies: {', '.join(study_names())}.")
+            raise ConfigError(f"{path} does not exist.", hint=f"Shipped studies: {', '.join(names)}.")
         return path
-    if str(name) not in study_names():
-        hint = did_you_mean(str(name), study_names())
-        names = f"Pass a .toml file, or one of {', '.join(study_names())}."
-        raise ConfigError(f"There is no study {str(name)!r}.", hint=hint or names)
+    if str(name) not in names:
+        hint = did_you_mean(str(name), names) or f"Pass a .toml file, or one of {', '.join(names)}."
+        raise ConfigError(f"There is no study {str(name)!r}.", hint=hint)
     return _shipped_folder() / f"{name}.toml"
 
 
@@ -135,26 +117,20 @@ def read_study(name: str | Path, seeds: tuple[int, ...] | None = None) -> Study:
     """Read and check a study; ``seeds`` replaces those of the file."""
     path = study_path(name)
     content = _read(path)
-    _check_keys(path, content, STUDY_KEYS)
+    _check_table(path.name, content, STUDY_KEYS)
     for key in ("title", "cells"):
         if not content.get(key):
             raise ConfigError(f"{path.name} has no {key}.", hint=f"Add {'[[cells]]' if key == 'cells' else key}.")
-    texts = {key: _text(path, key, content.get(key, "")) for key in ("title", "question", "paper", "x_label")}
-    study = Study(
+    seeds = content.get("seeds", [0]) if seeds is None else seeds
+    if not isinstance(seeds, list | tuple) or not seeds:
+        raise ConfigError(f"{path.name}: seeds must be a list of integers (got {seeds!r}).", hint="Use seeds = [0, 1].")
+    return Study(
         path=path,
-        **texts,
-        seeds=_seeds(path, content.get("seeds", [0]) if seeds is None else seeds),
-        cells=_cells(path, content),
+        **{key: content.get(key, "") for key in TEXTS},
+        seeds=tuple(dict.fromkeys(check_int("seeds", seed, minimum=0, maximum=MAX_SEED) for seed in seeds)),
+        cells=_cells(path.name, content),
         flops=bool(content.get("flops", False)),
     )
-    check_settings(study)
-    return study
-
-
-def check_settings(study: Study) -> None:
-    """Raise ConfigError for a setting that vitral train does not have, before the first cell is trained."""
-    for cell in study.cells:
-        with_settings(None, {"data": "", **cell.settings}, f"{study.path.name}, cell {cell.name!r}")
 
 
 def load_result(folder: Path) -> dict[str, Any] | None:
@@ -173,49 +149,42 @@ def upgrade_result(content: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _cells(path: Path, content: dict[str, Any]) -> tuple[Cell, ...]:
-    base = _layer(flatten(_read(_shipped_folder() / f"{BASE}.toml")), flatten(_table(path, "base", content)))
-    shared = _table(path, "evaluations", content)
+def _cells(file: str, content: dict[str, Any]) -> tuple[Cell, ...]:
+    base = _layer(flatten(_read(_shipped_folder() / f"{BASE}.toml")), flatten(content.get("base", {})))
     if not isinstance(content["cells"], list) or not all(isinstance(cell, dict) for cell in content["cells"]):
-        raise ConfigError(f"{path.name}: cells must be a list of tables.", hint="Write [[cells]] above each cell.")
-    cells: list[Cell] = []
+        raise ConfigError(f"{file}: cells must be a list of tables.", hint="Write [[cells]] above each cell.")
+    cells: dict[str, Cell] = {}
     for number, table in enumerate(content["cells"], 1):
-        cell = _cell(f"{path.name}, cell {table.get('name', number)!r}", table, base, shared)
+        origin = f"{file}, cell {table.get('name', number)!r}"
+        cell = _cell(origin, table, base, content.get("evaluations", {}))
         if cell.start is not None:
-            earlier = [other for other in cells if other.name == cell.start]
-            if not earlier:
-                raise ConfigError(f"{path.name}, cell {cell.name!r}: start={cell.start!r} is not an earlier cell.")
-            cell = replace(cell, start_training=earlier[0].training)
-        if any(_folder_name(cell.name) == _folder_name(other.name) for other in cells):
-            raise ConfigError(f"{path.name} has two cells named {cell.name!r}.", hint="Rename one of them.")
-        cells.append(cell)
-    return tuple(cells)
+            if cell.start not in cells:
+                raise ConfigError(f"{origin}: start={cell.start!r} is not an earlier cell.")
+            cell = replace(cell, start_training=cells[cell.start].training)
+        if _folder_name(cell.name) in map(_folder_name, cells):
+            raise ConfigError(f"{file} has two cells named {cell.name!r}.", hint="Rename one of them.")
+        cells[cell.name] = cell
+    return tuple(cells.values())
 
 
 def _cell(origin: str, table: dict[str, Any], base: dict[str, Any], shared: dict[str, Any]) -> Cell:
     name = table.get("name")
     if not isinstance(name, str) or not name.strip(". ") or not name.isprintable() or "\\" in name:
         raise ConfigError(f"{origin}: name must be printable text (got {name!r}).", hint='Add name = "...".')
-    evaluations = shared | _table(origin, "evaluations", table)
-    for label, options in evaluations.items():
-        if not isinstance(options, dict):
-            raise ConfigError(f"{origin}: evaluation {label!r} must be a table of options (got {options!r}).")
-        _check_keys(f"{origin}, evaluation {label!r}", options, EVALUATION_KEYS)
     values = {key: table[key] for key in CELL_KEYS if key in table}
-    _check_values(origin, values)
-    settings = flatten({key: value for key, value in table.items() if key not in (*CELL_KEYS, "evaluations")})
-    return Cell(settings=_layer(base, settings), evaluations=evaluations, **values)
-
-
-def _check_values(origin: str, values: Mapping[str, Any]) -> None:
+    _check_table(origin, values, CELL_KEYS)
+    values["evaluations"] = shared | values.get("evaluations", {})
+    for label, options in values["evaluations"].items():
+        _check_table(f"{origin}, evaluation {label!r}", options, EVALUATION_KEYS)
     if "images" in values:
         check_int(f"{origin}: images", values["images"], minimum=1)
     if "canvas" in values:
         check_int(f"{origin}: canvas", values["canvas"], minimum=1, maximum=MAX_SIDE)
     if "x" in values:
         check_number(f"{origin}: x", values["x"], above=0)
-    if not isinstance(values.get("untrained", False), bool):
-        raise ConfigError(f"{origin}: untrained must be true or false (got {values['untrained']!r}).")
+    settings = _layer(base, flatten({key: value for key, value in table.items() if key not in CELL_KEYS}))
+    with_settings(None, {"data": "", **settings}, origin)  # an unknown setting raises before the first cell is trained
+    return Cell(settings=settings, **values)
 
 
 def _layer(below: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -227,32 +196,17 @@ def _layer(below: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     return below | settings
 
 
-def _seeds(path: Path, seeds: object) -> tuple[int, ...]:
-    if not isinstance(seeds, list | tuple) or not seeds:
-        raise ConfigError(f"{path.name}: seeds must be a list of integers (got {seeds!r}).", hint="Use seeds = [0, 1].")
-    return tuple(dict.fromkeys(check_int("seeds", seed, minimum=0, maximum=MAX_SEED) for seed in seeds))
-
-
-def _text(path: Path, key: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{path.name}: {key} must be text (got {value!r}).")
-    return value
-
-
-def _table(origin: Path | str, key: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    table = content.get(key, {})
+def _check_table(origin: str, table: object, keys: tuple[str, ...]) -> None:
+    """Raise ConfigError for an unknown key, or a value that has another type than its key."""
     if not isinstance(table, dict):
-        name = origin.name if isinstance(origin, Path) else origin
-        raise ConfigError(f"{name}: {key} must be a table (got {table!r}).")
-    return table
-
-
-def _check_keys(origin: Path | str, content: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
-    for key in content:
-        if key not in allowed:
-            name = origin.name if isinstance(origin, Path) else origin
-            hint = did_you_mean(key, allowed) or f"Known keys: {', '.join(allowed)}."
-            raise ConfigError(f"{name}: unknown key {key!r}.", hint=hint)
+        raise ConfigError(f"{origin} must be a table (got {table!r}).")
+    for key, value in table.items():
+        if key not in keys:
+            hint = did_you_mean(key, keys) or f"Known keys: {', '.join(keys)}."
+            raise ConfigError(f"{origin}: unknown key {key!r}.", hint=hint)
+        kind, expected = KINDS.get(key, (object, ""))
+        if not isinstance(value, kind):
+            raise ConfigError(f"{origin}: {key} must be {expected} (got {value!r}).")
 
 
 def _folder_name(cell: str) -> str:

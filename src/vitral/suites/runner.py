@@ -14,11 +14,11 @@ from typing import Any
 
 from vitral.data.dataset import DatasetIndex
 from vitral.devices import choose_device
-from vitral.errors import ConfigError, VitralError, first_line, short_repr
+from vitral.errors import ConfigError, VitralError, check_type, first_line
 from vitral.suites.vtab import GROUPS, PAPER_MODELS, TASKS, TRAIN, VAL, find_tasks, open_task, unrecognized_names
 from vitral.training.config import TrainConfig, as_resolved
 from vitral.training.entry import start_run
-from vitral.training.events import Finished, Interrupted, Stepped
+from vitral.training.events import Event, Finished, Interrupted, Stepped
 from vitral.training.prepare import build_model
 from vitral.training.request import Request, add_layer
 from vitral.training.settings import as_settings, flatten, with_settings
@@ -56,9 +56,8 @@ class TaskResult:
     group: str
     top1: float
     low: float
-    """Lower end of the 95 % confidence interval of top1."""
     high: float
-    """Upper end of the 95 % confidence interval of top1."""
+    """The 95 % confidence interval of top1."""
     images: int
     train_images: int
     paper: tuple[float, float, float]
@@ -99,10 +98,6 @@ class SuiteResult:
     unrecognized: tuple[str, ...] = ()
     """Names in the folder that are not tasks."""
 
-    @property
-    def interrupted(self) -> bool:
-        return bool(self.unfinished)
-
     def group_mean(self, group: str | None = None) -> float | None:
         """Return the mean accuracy of a group, or of all tasks; None without tasks."""
         scores = [task.top1 for task in self.tasks if group in (None, task.group)]
@@ -113,7 +108,7 @@ class SuiteResult:
         return {
             **asdict(self),
             "tasks": [{**asdict(task), "classes": TASKS[task.task].classes} for task in self.tasks],
-            "interrupted": self.interrupted,
+            "interrupted": bool(self.unfinished),
             "groups": {group: self.group_mean(group) for group in GROUPS},
             "mean": self.group_mean(),
             "complete": all_comparable and not self.changed,
@@ -144,31 +139,26 @@ def run_suite(model: str | Path, data: str | Path, **changes: Any) -> SuiteResul
 def suite_events(
     model: str | Path, data: str | Path, **changes: Any
 ) -> Iterator[TaskProgress | TaskResult | SuiteResult]:
-    """Run a suite as `run_suite` does; yield progress, a TaskResult per task, and the SuiteResult at the end.
-
-    ``changes`` are settings of TrainConfig that differ from the paper's protocol.
-    """
-    if not isinstance(model, str | Path) or not isinstance(data, str | Path):
-        wrong = data if isinstance(model, str | Path) else model
-        raise ConfigError(
-            f"run_suite takes the path or name of a model and the folder of the tasks (got {short_repr(wrong)})."
-        )
+    """Run a suite as `run_suite` does; yield progress, a TaskResult per task, and the SuiteResult at the end."""
+    check_type("model", model, str, Path, hint="Pass the path or name of a model.")
+    check_type("data", data, str, Path, hint="Pass the folder of the tasks.")
     folders = find_tasks(Path(data))
-    protocol, config = _configure(str(model), changes)
-    results: list[TaskResult] = []
+    config, changed = _configure(str(model), changes)
+    results: dict[str, TaskResult] = {}
     failed: dict[str, str] = {}
     caught = 0
     for number, (name, (path, stand_in)) in enumerate(folders.items()):
         try:
             dataset = open_task(TASKS[name], path, stand_in)
-            for event in _fine_tune(replace(config, data=str(path)), name, dataset, stand_in):
-                if isinstance(event, TaskProgress):
-                    yield replace(event, done=number * event.total + event.done, total=len(folders) * event.total)
-                elif isinstance(event, TaskResult):
-                    results.append(event)
-                    yield event
-                else:
+            for event in _fine_tune(replace(config, data=str(path)), name, dataset):
+                if isinstance(event, Stepped):
+                    done, total = number * event.steps + event.step, len(folders) * event.steps
+                    yield TaskProgress(task=name, done=done, total=total)
+                elif isinstance(event, Interrupted):
                     caught = event.signal
+                elif isinstance(event, Finished):
+                    results[name] = _task_result(name, dataset, stand_in, event.test)
+                    yield results[name]
         except VitralError as error:
             failed[name] = str(error)
         except (RuntimeError, MemoryError, OSError) as error:  # out of memory or disk: keep what is finished
@@ -177,22 +167,21 @@ def suite_events(
             caught = signal.SIGINT
         if caught:
             break
-    ended = {result.task for result in results} | failed.keys()
     yield SuiteResult(
         suite="vtab-1k",
         model=str(model),
-        tasks=tuple(results),
+        tasks=tuple(results.values()),
         missing=tuple(name for name in TASKS if name not in folders),
         failed=failed,
-        changed=_differences(protocol, config),
-        unfinished=tuple(name for name in folders if name not in ended),
+        changed=changed,
+        unfinished=tuple(name for name in folders if name not in results and name not in failed),
         signal=int(caught),
         unrecognized=tuple(unrecognized_names(Path(data))),
     )
 
 
-def _configure(model: str, changes: dict[str, Any]) -> tuple[TrainConfig, TrainConfig]:
-    """Return the protocol and the requested settings; raise for what is wrong with every task before the first one."""
+def _configure(model: str, changes: dict[str, Any]) -> tuple[TrainConfig, dict[str, Any]]:
+    """Return the settings, and those that differ from the protocol; raise for what is wrong with every task."""
     if fixed := sorted(set(_FIXED) & changes.keys()):
         raise ConfigError(f"A suite sets {fixed[0]} itself.", hint=f"Drop {fixed[0]}.")
     changes = flatten(changes)
@@ -202,42 +191,32 @@ def _configure(model: str, changes: dict[str, Any]) -> tuple[TrainConfig, TrainC
     config = add_layer(protocol, changes, "vtab-1k")  # epochs replace the protocol's steps
     choose_device(config.device)
     build_model(as_resolved(replace(config, channels=peek(model).config.channels)), classes=2)
-    return protocol, config
-
-
-def _differences(protocol: TrainConfig, config: TrainConfig) -> dict[str, Any]:
-    """Return the settings that differ from the protocol."""
     original = as_settings(protocol)
-    return {
+    return config, {
         name: value
         for name, value in as_settings(config).items()
         if value != original.get(name) and name not in _MACHINE_SETTINGS
     }
 
 
-def _fine_tune(
-    config: TrainConfig, name: str, dataset: DatasetIndex, stand_in: str | None
-) -> Iterator[TaskProgress | TaskResult | Interrupted]:
+def _fine_tune(config: TrainConfig, name: str, dataset: DatasetIndex) -> Iterator[Event]:
     """Fine-tune on one task in a temporary run folder."""
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        for event in start_run(Request(config=config, dataset=dataset), out=Path(folder) / name):
-            if isinstance(event, Stepped):
-                yield TaskProgress(task=name, done=event.step, total=event.steps)
-            if isinstance(event, Interrupted):
-                yield event
-            if isinstance(event, Finished):
-                test = event.test
-                yield TaskResult(
-                    task=name,
-                    group=TASKS[name].group,
-                    top1=test["top1"],
-                    low=test["top1_low"],
-                    high=test["top1_high"],
-                    images=test["images"],
-                    train_images=len(dataset.splits["train"]),
-                    paper=TASKS[name].paper,
-                    stand_in=stand_in,
-                    unreadable=len(test["unreadable"]),
-                    classes_seen=len({item.label for item in dataset.splits["test"]}),
-                    notes=dataset.notes,
-                )
+        yield from start_run(Request(config=config, dataset=dataset), out=Path(folder) / name)
+
+
+def _task_result(name: str, dataset: DatasetIndex, stand_in: str | None, test: dict[str, Any]) -> TaskResult:
+    return TaskResult(
+        task=name,
+        group=TASKS[name].group,
+        top1=test["top1"],
+        low=test["top1_low"],
+        high=test["top1_high"],
+        images=test["images"],
+        train_images=len(dataset.splits["train"]),
+        paper=TASKS[name].paper,
+        stand_in=stand_in,
+        unreadable=len(test["unreadable"]),
+        classes_seen=len({item.label for item in dataset.splits["test"]}),
+        notes=dataset.notes,
+    )

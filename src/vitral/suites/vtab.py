@@ -6,7 +6,7 @@ This module has the tasks, their labels and their splits. Tables and shards keep
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
@@ -27,11 +27,10 @@ class Task:
     group: str
     classes: int
     fractions: tuple[float, float] | None = None
-    """Fractions of the train split for training and validation, if there is no val split. The rest is the test split,
-    if there is none."""
+    """Fractions of the train split for training and validation without a val split; the rest replaces a test split."""
     bin: Callable[[float], int] | None = None
     """Map a raw number to a class. None: each label is a class."""
-    paper: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    paper: tuple[float, float, float]
     """Scores in table 9 of the PAPER_MODELS, in percent."""
 
 
@@ -103,12 +102,12 @@ def find_task(name: str, folder: Path) -> tuple[Path, str | None] | None:
     if len(paths) > 1:
         names = ", ".join(path.name for path in paths)
         raise DataError(f"{folder} has {len(paths)} datasets for {name}: {names}.", hint="Keep one of them.")
-    for path in paths:
-        stand_in = _split_name(path)[1]
-        if stand_in == "":
-            raise DataError(f"{path} does not name its stand-in.", hint=f"Rename it to {name}=cifar10, for example.")
-        return path, stand_in
-    return None
+    if not paths:
+        return None
+    stand_in = _split_name(paths[0])[1]
+    if stand_in == "":
+        raise DataError(f"{paths[0]} does not name its stand-in.", hint=f"Rename it to {name}=cifar10, for example.")
+    return paths[0], stand_in
 
 
 def unrecognized_names(folder: Path) -> list[str]:
@@ -125,23 +124,23 @@ def _split_name(path: Path) -> tuple[str, str | None]:
 
 
 def open_task(task: Task, path: Path, stand_in: str | None = None) -> DatasetIndex:
-    """Open a task with its own splits: train (800 + 200 images), val (those 200) and test. A stand-in has its own
-    classes."""
+    """Open a task with its splits: train (800 + 200 images), val (those 200) and test. A stand-in keeps its classes."""
     dataset = open_dataset(path) if stand_in else with_classes(open_dataset(path), task, path)
     if dataset.multi_label:
         raise DataError(f"{dataset.name} has several labels per image; {task.name} needs one.")
     is_folders = path.is_dir() and not any(path.glob("*.tar"))
-    splits = {name: by_hash(items) if is_folders else list(items) for name, items in dataset.splits.items()}
-    train, val, test = (splits.get(name, []) for name in ("train", "val", "test"))
+    names = ("train", "val", "test")
+    train, val, test = (list(dataset.splits.get(name, ())) for name in names)
+    if is_folders:  # an order that does not follow the classes
+        train, val, test = (sorted(items, key=_hash) for items in (train, val, test))
     if task.name.startswith("smallnorb") and not val:
         val, test = test[: len(test) // 2], test[len(test) // 2 :]
     if not val and task.fractions is not None:
         first, second = (round(fraction * len(train)) for fraction in (task.fractions[0], sum(task.fractions)))
         test = test or train[second:]
         train, val = train[:first], train[first:second]
-    if not train or not val or not test:
-        missing = ", ".join(name for name, items in (("train", train), ("val", val), ("test", test)) if not items)
-        raise DataError(f"{path} has no images for {missing}; {task.name} needs them.")
+    if missing := [name for name, items in zip(names, (train, val, test), strict=True) if not items]:
+        raise DataError(f"{path} has no images for {', '.join(missing)}; {task.name} needs them.")
     chosen = {"train": (*train[:TRAIN], *val[:VAL]), "val": tuple(val[:VAL]), "test": tuple(test)}
     return replace(dataset, name=task.name, splits=chosen)
 
@@ -175,6 +174,5 @@ def class_of_label(label: str, task: Task) -> int:
     return index
 
 
-def by_hash(items: Sequence[Item]) -> list[Item]:
-    """Return the items in an order that does not follow the classes."""
-    return sorted(items, key=lambda item: hashlib.sha256(item.key.encode("utf-8", "surrogateescape")).digest())
+def _hash(item: Item) -> bytes:
+    return hashlib.sha256(item.key.encode("utf-8", "surrogateescape")).digest()

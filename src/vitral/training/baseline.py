@@ -5,7 +5,7 @@ from collections.abc import Generator, Sequence
 from vitral.data.dataset import DatasetIndex, Item
 from vitral.data.scan import Progress
 from vitral.data.splits import Splits
-from vitral.evaluation.few_shot import score_features
+from vitral.evaluation.frozen_features import score_features
 from vitral.inference.loaded_model import LoadedModel
 from vitral.inference.pipeline import ModelOutputs, make_loader, run_model
 from vitral.model.cost import count_cost

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import vitral
-from vitral.evaluation.few_shot import (
+from vitral.evaluation.frozen_features import (
     choose_shots,
     few_shot_accuracy,
     fit_ridge,
@@ -66,7 +66,7 @@ def test_other_seeds_choose_other_images_and_small_classes_are_used_whole() -> N
 
 @pytest.mark.parametrize("k", [1, 5, 10])
 def test_neighbors_vote_by_cosine(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitral.evaluation.few_shot.MAX_SIMILARITIES", 150 * 300)
+    monkeypatch.setattr("vitral.evaluation.frozen_features.MAX_SIMILARITIES", 150 * 300)
     train, labels = features(150, 12, 5, seed=0)
     test, truth = features(1100, 12, 5, seed=1)  # four chunks
     accuracy = knn_accuracy(train, labels, test, truth, k=k, classes=5)
