@@ -33,7 +33,7 @@ from vitral.training.selection import BestEpoch
 from vitral.training.settings import as_toml, flatten
 from vitral.training.state import TrainState, check_fits, load_state
 from vitral.training.step import initial_loss_scale
-from vitral.weights.checksum import verify_checksum
+from vitral.weights.load import verify_checksum
 
 
 def train_events(
