@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from vitral.errors import VitralError, WeightsError, check_choice, short_repr
+from vitral.errors import VitralError, WeightsError, check_choice
 from vitral.files import atomic_path, write_error
 from vitral.model.network import Network
 from vitral.preprocess import Preprocess
@@ -71,14 +71,11 @@ def convert(
     of ``vitral.save``. ``precision`` rounds the weights: float32, bfloat16 or float16. The checksum of the source is
     verified.
     """
-    if not isinstance(target, str | Path) or not str(target):
-        raise WeightsError(f"The target must be a path (got {short_repr(target)}).")
-    target = Path(target)
+    target = check_target(target, to)
     if precision is not None:
         check_choice("precision", precision, PRECISIONS)
     if target.exists() and not overwrite:
         raise WeightsError(f"{target} already exists.", hint="Pass --overwrite (overwrite=True) to replace it.")
-    check_target(target, to)
     checkpoint = load(source, preprocess=preprocess, verify=True, **config_overrides)
     assert checkpoint.report is not None
     rounding = 0.0 if precision is None else round_weights(checkpoint.model, precision)

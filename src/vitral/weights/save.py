@@ -68,13 +68,11 @@ def save(
 def write_checkpoint(checkpoint: Checkpoint, path: str | Path, *, dialect: str) -> SaveReport:
     """Save a checkpoint without issuing warnings; the report contains them."""
     check_choice("dialect", dialect, WRITERS)
-    if not isinstance(path, str | Path) or not str(path):
-        raise WeightsError(f"The target must be a path (got {short_repr(path)}).")
-    target, model, report = Path(path), checkpoint.model, checkpoint.report
+    model, report = checkpoint.model, checkpoint.report
     hooked = check_modules(model)
     state = plain_state(model)
     check_state(model, state)
-    check_target(target, dialect)
+    target = check_target(path, dialect)
     content = Content(
         dialect=dialect,
         network=model.config,
@@ -193,8 +191,11 @@ def position_table(model: Network) -> Tensor | None:
         return torch.cat([positions.class_rows(like), positions.patch_rows(like)])  # type: ignore[operator]
 
 
-def check_target(path: Path, dialect: str) -> None:
-    """Raise WeightsError if the dialect cannot be written to this path."""
+def check_target(path: str | Path, dialect: str) -> Path:
+    """Return the path, or raise WeightsError if the dialect cannot be written to it."""
+    if not isinstance(path, str | Path) or not str(path):
+        raise WeightsError(f"The target must be a path (got {short_repr(path)}).")
+    path = Path(path)
     allowed = _SUFFIXES.get(dialect, (".safetensors", ".pth", ".pt", ".bin", ""))
     suffix = path.suffix if is_file_name(path) else ""
     if suffix not in allowed:
@@ -207,6 +208,7 @@ def check_target(path: Path, dialect: str) -> None:
             raise WeightsError(f"{path} is a file; expected a folder.")
     except (OSError, ValueError) as error:
         raise WeightsError(f"Cannot write {str(path)[:200]}: {error}.") from error
+    return path
 
 
 def find_losses(content: Content, path: Path) -> tuple[dict[str, Any], list[str]]:
