@@ -16,7 +16,7 @@ from vitral.model.network import Config, Network
 from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import Checkpoint, default_preprocess
-from vitral.weights.dialects import FILE_CONSTANTS, FOLDER_CONSTANTS, WRITERS, plan_load
+from vitral.weights.dialects import BARE_FILE_DEFAULTS, CONSTANTS, WRITERS, plan_load
 from vitral.weights.dialects.plan import Content, ModelSpec
 from vitral.weights.formats.opening import open_tensors
 from vitral.weights.formats.tensor_file import is_file_name
@@ -57,11 +57,12 @@ def save(
 
     ``dialect`` is native, google, big_vision, bit, timm, huggingface or torchvision. A path without a known suffix is a
     folder, for timm and huggingface. The write is atomic. A warning is issued if the library of the dialect computes
-    with other constants than this model by default.
+    with other constants than this model.
     """
     report = write_checkpoint(as_checkpoint(model, preprocess, labels), path, dialect=dialect)
-    if report.constants:
-        warnings.warn(describe_constants(report.constants, dialect), stacklevel=2)
+    fixed = {name: value for name, value in report.constants.items() if name in CONSTANTS.get(dialect, {})}
+    if fixed:
+        warnings.warn(describe_constants(fixed, dialect), stacklevel=2)
     return report
 
 
@@ -86,7 +87,7 @@ def write_checkpoint(checkpoint: Checkpoint, path: str | Path, *, dialect: str) 
     )
     notes = WRITERS[dialect].write(content, target)
     options, lost = find_losses(content, target)
-    defaults = (FILE_CONSTANTS if is_file_name(target) else FOLDER_CONSTANTS).get(dialect, {})
+    defaults = CONSTANTS.get(dialect, {}) | (BARE_FILE_DEFAULTS.get(dialect, {}) if is_file_name(target) else {})
     constants = {name: value for name, value in defaults.items() if getattr(model.config, name) != value}
     notes += [f"The file cannot store {name}={value!r}: pass it to vitral.load." for name, value in options.items()]
     notes += [f"The file does not contain the {item}: the {dialect} dialect cannot store it." for item in lost]

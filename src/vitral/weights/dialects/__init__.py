@@ -26,17 +26,16 @@ WRITERS: dict[str, ModuleType] = {
     "huggingface": huggingface,
     "torchvision": torchvision,
 }
-FILE_CONSTANTS: dict[str, dict[str, Any]] = {
-    "timm": {"norm_eps": 1e-6, "activation": "gelu"},
-    "huggingface": {"norm_eps": 1e-12, "activation": "gelu"},
-    "torchvision": {"norm_eps": 1e-6},
-}
-"""Config fields that a library sets in its code for a bare file, unless its user passes others.
+CONSTANTS: dict[str, dict[str, Any]] = {"timm": {"norm_eps": 1e-6}, "torchvision": {"norm_eps": 1e-6}}
+"""Config fields that a library fixes in its code, so that no file of the dialect can change them.
 
-google, big_vision and torchvision fix more, and their writers refuse other values.
+google and big_vision fix more, and their writers refuse other values.
 """
-FOLDER_CONSTANTS = {"timm": {"norm_eps": 1e-6}}
-"""The same for a folder: its config.json states the activation, and for transformers also the epsilon."""
+BARE_FILE_DEFAULTS: dict[str, dict[str, Any]] = {
+    "timm": {"activation": "gelu"},
+    "huggingface": {"norm_eps": 1e-12, "activation": "gelu"},
+}
+"""Config fields that config.json states in a folder, and that a library sets to these values for a bare file."""
 
 # Prefixes that training scripts and wrappers add to every name.
 _WRAPPERS = ("module.", "_orig_mod.", "model.", "backbone.", "visual.", "encoder.module.")
