@@ -48,7 +48,7 @@ def refused(path: Path, reason: str, **overrides: Any) -> None:
 
 def timm_state() -> dict[str, torch.Tensor]:
     from vitral.weights.dialects import timm
-    from vitral.weights.dialects.content import Content
+    from vitral.weights.dialects.plan import Content
 
     model = small_model()
     content = Content(

@@ -229,6 +229,42 @@ def test_conversion_reports_the_difference_that_torchvision_itself_has(tmp_path:
     assert 0.9 * expected <= conversion.difference < 10 * expected  # features, which it also compares, may differ more
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("library", "constants"),
+    [("timm", {"activation": "gelu"}), ("huggingface", {"norm_eps": 1e-12, "activation": "gelu"})],
+)
+def test_conversion_reports_the_difference_that_a_bare_file_has_by_default(
+    library: str, constants: dict[str, Any], tmp_path: Path
+) -> None:
+    """Only a folder has a config.json that states the activation."""
+    model = small_model(activation="gelu-tanh")
+    vitral.save(model, tmp_path / "ours.safetensors")
+    conversion = vitral.convert(tmp_path / "ours.safetensors", tmp_path / "x.pth", to=library)
+    state = torch.load(tmp_path / "x.pth", weights_only=True)
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    theirs: Any
+    if library == "timm":
+        theirs = timm_model(mlp_ratio=80 / 48)
+        theirs.load_state_dict(state)
+        logits = theirs(images)
+        pooled = theirs.forward_head(theirs.forward_features(images), pre_logits=True)
+    else:
+        empty: Any = transformers_model()
+        theirs = type(empty).from_pretrained(None, config=empty.config, state_dict=state).eval()
+        logits, pooled = theirs(images).logits, theirs.vit(images).last_hidden_state[:, 0]
+    expected = max(
+        relative_difference(model(images), logits), relative_difference(model.features(images).pooled, pooled)
+    )
+    assert expected > 5e-5
+    assert conversion.difference == pytest.approx(expected, rel=0.05)
+    assert conversion.constants == constants
+    assert any(f"{library} computes with" in note and "activation='gelu'" in note for note in conversion.notes)
+    folder = vitral.convert(tmp_path / "ours.safetensors", tmp_path / "folder", to=library)
+    assert "activation" not in folder.constants
+    assert folder.difference < 1e-5
+
+
 def torchvision_model(**fields: Any) -> nn.Module:
     repair_torchvision()
     from torchvision.models.vision_transformer import VisionTransformer
@@ -602,6 +638,7 @@ def test_configs_that_a_dialect_cannot_store(dialect: str, variant: dict[str, An
 def test_a_pth_cannot_store_another_activation(tmp_path: Path) -> None:
     written = vitral.save(small_model(activation="relu"), tmp_path / "x.pth", dialect="timm")
     assert written.load_options == {"heads": 3, "activation": "relu"}
+    assert written.constants == {"activation": "gelu"}
 
 
 def test_our_format_stores_every_config(tmp_path: Path) -> None:

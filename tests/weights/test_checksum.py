@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 
 import vitral
 from tests.conftest import small_model
-from vitral.weights import checksum
-from vitral.weights.checksum import verify_checksum
+from vitral.weights.dialects import native
+from vitral.weights.formats.opening import open_tensors
+from vitral.weights.load import verify_checksum
 
 
 def negate_head(path: Path) -> None:
@@ -62,8 +63,8 @@ def timm_pth(folder: Path) -> Path:
 
 def test_once_reads_a_file_again_only_when_it_changes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    valid = checksum.native.has_valid_checksum
-    monkeypatch.setattr(checksum.native, "has_valid_checksum", lambda opened: calls.append(opened) or valid(opened))
+    valid = native.has_valid_checksum
+    monkeypatch.setattr(native, "has_valid_checksum", lambda opened: calls.append(opened) or valid(opened))
     for _ in range(3):
         vitral.load(file, verify="once")
     assert len(calls) == 1
@@ -90,8 +91,8 @@ def test_an_unusable_cache_folder_only_costs_time(file: Path, tmp_path: Path, mo
 def test_a_remembered_file_costs_less_than_five_percent_of_loading(tmp_path: Path, file: Path) -> None:
     path = tmp_path / "large.safetensors"
     vitral.save(vitral.create("vit-s16", num_classes=10), path)
-    verify_checksum(path, once=True)
-    opened = checksum.open_tensors(path)
+    vitral.load(path, verify="once")
+    opened = open_tensors(path)
 
     def fastest(call: object) -> float:
         times = []
@@ -102,7 +103,7 @@ def test_a_remembered_file_costs_less_than_five_percent_of_loading(tmp_path: Pat
         return min(times)
 
     loading = fastest(lambda: vitral.load(path))
-    assert fastest(lambda: checksum.verify_file(opened, once=True)) < 0.05 * loading
+    assert fastest(lambda: native.verify_file(opened, once=True)) < 0.05 * loading
 
 
 def test_verify_takes_only_its_three_values(file: Path) -> None:

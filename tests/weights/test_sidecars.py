@@ -12,7 +12,8 @@ import vitral
 from benchmarks.peers import repair_torchvision
 from tests.conftest import small_model
 from vitral.weights.checkpoint import Checkpoint, default_preprocess
-from vitral.weights.dialects.timm_config import ConfigJson
+from vitral.weights.dialects.timm import read_config_json
+from vitral.weights.formats.tensor_file import TensorFile
 
 
 def transformers_folder(folder: Path, *, multi_label: bool = False, **processor: Any) -> Path:
@@ -90,5 +91,6 @@ def test_activations_implied_by_timms_names_are_those_timm_builds() -> None:
             model: Any = timm.create_model(name, depth=1)
         act = model.blocks[0].mlp.act
         is_tanh = isinstance(act, GELUTanh) or getattr(act, "approximate", "none") == "tanh"
-        config = ConfigJson(architecture=name, arguments={}, pretrained={}, global_pool=None)
-        assert config.activation == ("gelu-tanh" if is_tanh else None), name
+        sidecars = {"config.json": {"architecture": name}}
+        file = TensorFile(path=None, format="memory", shapes={}, read=torch.empty, sidecars=sidecars)  # type: ignore[arg-type]
+        assert read_config_json(file).activation == ("gelu-tanh" if is_tanh else None), name

@@ -27,7 +27,7 @@ from vitral.files import atomic_files
 from vitral.model.network import Network
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import Checkpoint
-from vitral.weights.dialects.metadata import config_as_dict
+from vitral.weights.dialects.native import config_as_dict
 from vitral.weights.save import as_checkpoint
 
 TOLERANCE = 1e-4

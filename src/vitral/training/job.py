@@ -18,9 +18,8 @@ from vitral.training.events import Baseline, Chosen
 from vitral.training.step import Learner
 from vitral.training.tuning import merge_lora, save_adapter
 from vitral.weights.checkpoint import Checkpoint
-from vitral.weights.checksum import verify_checksum
 from vitral.weights.formats.safetensors import write_safetensors
-from vitral.weights.load import load
+from vitral.weights.load import load, verify_checksum
 from vitral.weights.save import save
 
 CUSTOM = "vitral.custom"

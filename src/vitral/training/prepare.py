@@ -32,12 +32,11 @@ from vitral.training.step import Learner, initial_loss_scale
 from vitral.training.tasks.classification import Classification
 from vitral.training.tasks.masked_patches import MaskedPatchPrediction
 from vitral.weights.checkpoint import default_preprocess
-from vitral.weights.checksum import verify_checksum
-from vitral.weights.dialects.metadata import stem_from_dict
+from vitral.weights.dialects.native import stem_from_dict
 from vitral.weights.dialects.plan import ModelSpec
 from vitral.weights.formats.opening import open_tensors
 from vitral.weights.hub import locate
-from vitral.weights.load import load, peek
+from vitral.weights.load import load, peek, verify_checksum
 from vitral.weights.save import check_modules
 
 

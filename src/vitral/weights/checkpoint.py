@@ -73,10 +73,8 @@ class Checkpoint:
         if config is None:
             return
         if self.preprocess.channels != config.channels:
-            raise ConfigError(
-                f"The preprocessing has {self.preprocess.channels} channels, but the model has {config.channels}.",
-                hint=f"Pass preprocess.with_channels({config.channels}).",
-            )
+            problem = f"The preprocessing has {self.preprocess.channels} channels, but the model has {config.channels}."
+            raise ConfigError(problem, hint=f"Pass preprocess.with_channels({config.channels}).")
         if self.labels is not None:
             object.__setattr__(self, "labels", check_labels(self.labels, config.num_classes))
 
@@ -86,9 +84,8 @@ def check_labels(labels: object, classes: int) -> tuple[str, ...]:
     if not isinstance(labels, list | tuple):
         raise ConfigError(f"labels must be a list or tuple with one name per class (got {short_repr(labels)}).")
     if len(labels) != classes:
-        raise ConfigError(
-            f"The model has {classes} classes, but there are {len(labels)} labels.", hint="Pass one label per class."
-        )
+        problem = f"The model has {classes} classes, but there are {len(labels)} labels."
+        raise ConfigError(problem, hint="Pass one label per class.")
     return tuple(as_text(str(label)) for label in labels)
 
 

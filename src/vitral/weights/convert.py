@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
-from vitral.errors import ConfigError, VitralError, WeightsError, short_repr
+from vitral.errors import VitralError, WeightsError, check_choice
 from vitral.files import atomic_path, write_error
-from vitral.model.network import Network, build
+from vitral.model.network import Network
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import Checkpoint, LoadReport
 from vitral.weights.formats.tensor_file import is_file_name
 from vitral.weights.load import load
 from vitral.weights.save import SaveReport, check_target, write_checkpoint
+from vitral.weights.state_dict import build_on_meta
 
 TOLERANCE = 1e-5
 """Largest difference between the source and the written file under the same constants."""
@@ -39,7 +40,7 @@ class Conversion:
     """Largest difference of features and logits, relative to the largest of them or 1, under the constants of the
     target library."""
     constants: dict[str, Any]
-    """Config fields that the target library fixes to another value; they cause ``difference`` to be above 0."""
+    """Config fields that the target library sets to another value; they cause ``difference`` to be above 0."""
     rounding: float
     """Difference caused by rounding to a lower precision."""
     images: int
@@ -70,14 +71,11 @@ def convert(
     of ``vitral.save``. ``precision`` rounds the weights: float32, bfloat16 or float16. The checksum of the source is
     verified.
     """
-    if not isinstance(target, str | Path) or not str(target):
-        raise WeightsError(f"The target must be a path (got {short_repr(target)}).")
-    target = Path(target)
-    if precision is not None and precision not in PRECISIONS:
-        raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)} (got {short_repr(precision)}).")
+    target = check_target(target, to)
+    if precision is not None:
+        check_choice("precision", precision, PRECISIONS)
     if target.exists() and not overwrite:
         raise WeightsError(f"{target} already exists.", hint="Pass --overwrite (overwrite=True) to replace it.")
-    check_target(target, to)
     checkpoint = load(source, preprocess=preprocess, verify=True, **config_overrides)
     assert checkpoint.report is not None
     rounding = 0.0 if precision is None else round_weights(checkpoint.model, precision)
@@ -99,11 +97,12 @@ def convert(
 def write_and_compare(checkpoint: Checkpoint, target: Path, dialect: str) -> tuple[SaveReport, float]:
     """Write the file, run it, and move it to the target if it is equal; return the report and the difference."""
     final = target.absolute()  # "." has no name
+    folder = ""
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".convert-", dir=final.parent, ignore_cleanup_errors=True) as folder:
             temporary = Path(folder) / final.name
-            saved = _write_to(checkpoint, temporary, dialect, target)
+            saved = write_checkpoint(checkpoint, temporary, dialect=dialect)
             written = load(temporary, **saved.load_options).model
             difference = compare(checkpoint.model, written)
             if not difference <= TOLERANCE:
@@ -116,17 +115,11 @@ def write_and_compare(checkpoint: Checkpoint, target: Path, dialect: str) -> tup
             move_into_place(temporary, final)
     except OSError as error:
         raise write_error(target, error, WeightsError) from error
-    return saved, difference
-
-
-def _write_to(checkpoint: Checkpoint, temporary: Path, dialect: str, target: Path) -> SaveReport:
-    """Write the checkpoint; an error of the disk names the target instead of the temporary file."""
-    try:
-        return write_checkpoint(checkpoint, temporary, dialect=dialect)
     except WeightsError as error:
-        if isinstance(error.__cause__, Exception) and temporary.parent.name in error.message:
-            raise write_error(target, error.__cause__, WeightsError) from error
+        if isinstance(error.__cause__, Exception) and Path(folder).name in error.message:
+            raise write_error(target, error.__cause__, WeightsError) from error  # name the target instead
         raise
+    return saved, difference
 
 
 def round_weights(model: Network, precision: str) -> float:
@@ -138,8 +131,7 @@ def round_weights(model: Network, precision: str) -> float:
 
 def with_constants(model: Network, constants: Mapping[str, Any]) -> Network:
     """Return the same weights in a network that computes with other constants."""
-    with torch.device("meta"):
-        network = build(replace(model.config, **constants))
+    network = build_on_meta(replace(model.config, **constants))
     network.load_state_dict(model.state_dict(), assign=True)
     return network.eval()
 

@@ -9,12 +9,8 @@ from vitral.files import sha256_of
 from vitral.model.network import Config
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import LoadReport
-from vitral.weights.checksum import verify_file
 from vitral.weights.dialects import native, plan_load
-from vitral.weights.dialects.metadata import config_as_dict
-from vitral.weights.formats.opening import open_tensors
-from vitral.weights.hub import locate
-from vitral.weights.load import load_plan
+from vitral.weights.load import load_plan, open_source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +18,14 @@ class Description:
     """Content and identity of a checkpoint."""
 
     path: Path
+    provenance: Mapping[str, Any] | None
+    """Versions and source that files of our own format store."""
     bytes: int | None
     """Size of the file; None for a checkpoint in several files."""
     sha256: str | None
     """SHA-256 of the file; None for a checkpoint in several files."""
     data_sha256: str | None
     """SHA-256 of the tensors, which files of our own format store and which was verified."""
-    provenance: Mapping[str, Any] | None
-    """Versions and source that files of our own format store."""
     parameters: int
     config: Config
     preprocess: Preprocess
@@ -38,17 +34,10 @@ class Description:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the description as plain JSON values."""
-        identity = {"bytes": self.bytes, "sha256": self.sha256, "data_sha256": self.data_sha256}
-        return {
-            "path": str(self.path),
-            "provenance": self.provenance,
-            **{name: value for name, value in identity.items() if value is not None},
-            "parameters": self.parameters,
-            "config": config_as_dict(self.config),
-            "preprocess": self.preprocess.as_dict(),
-            "labels": self.labels,
-            "report": self.report.as_dict(),
-        }
+        values = vars(self) | {"path": str(self.path), "config": native.config_as_dict(self.config)}
+        values |= {"preprocess": self.preprocess.as_dict(), "report": self.report.as_dict()}
+        optional = ("bytes", "sha256", "data_sha256")
+        return {name: value for name, value in values.items() if value is not None or name not in optional}
 
 
 def describe(source: str | Path, **config_overrides: Any) -> Description:
@@ -56,8 +45,8 @@ def describe(source: str | Path, **config_overrides: Any) -> Description:
 
     Keywords are config fields to change, as in ``vitral.load``.
     """
-    file = open_tensors(locate(source))
-    verify_file(file)
+    file = open_source(source)
+    native.verify_file(file)
     metadata = native.read_metadata(file) if native.recognizes(file) else {}
     checkpoint = load_plan(plan_load(file, config_overrides), str(source), None, config_overrides)
     assert file.path is not None

@@ -81,10 +81,8 @@ class Repository:
                 for file in files
             }
         except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage]
-            raise self.error(
-                f"Cannot download hf:{self.name}: {first_line(error)}.",
-                hint="Try again; finished files are kept. For a gated repository run `hf auth login`.",
-            ) from error
+            hint = "Try again; finished files are kept. For a gated repository run `hf auth login`."
+            raise self.error(f"Cannot download hf:{self.name}: {first_line(error)}.", hint=hint) from error
 
     def cached_folder(self, reason: HubUnreachableError) -> Path:
         """Return the folder of this repository in the cache, or raise an error with the reason for needing it."""
@@ -96,10 +94,8 @@ class Repository:
                 self.name, repo_type=self.kind, revision=self.revision, local_files_only=True, cache_dir=HF_HUB_CACHE
             )
         except Exception:  # the hub raises several types for a repository that is not in the cache
-            raise self.error(
-                f"hf:{self.name} is not in the cache, and the hub is unreachable: {reason}.",
-                hint="Connect and try again, or pass a local path.",
-            ) from reason
+            problem = f"hf:{self.name} is not in the cache, and the hub is unreachable: {reason}."
+            raise self.error(problem, hint="Connect and try again, or pass a local path.") from reason
         return Path(folder)
 
 
@@ -145,25 +141,27 @@ def fetch(address: str) -> Path:
     try:
         files = choose_files(address, repository.list_files())
     except HubUnreachableError as error:
-        return _checkpoint_in(repository.cached_folder(error))
+        folder = repository.cached_folder(error)
+        names = [path.name for path in folder.iterdir()]
+        only = None if any(map(_is_standard, names)) else _only_checkpoint(names)
+        return folder if only is None else folder / only
     file = next(iter(repository.download(files).values()))
     return file.parent if _is_standard(file.name) else file  # the folder contains the JSON files, too
 
 
 def choose_files(address: str, files: dict[str, int]) -> dict[str, int]:
     """Return name and size of one checkpoint, in the safest format available, and of its JSON files."""
-    sidecars = {name: files[name] for name in _SIDECARS if name in files}
-    for name in _CHECKPOINTS:
-        if name in files:
-            return {name: files[name], **sidecars}
-        if (index := f"{name}.index.json") in files:
-            stem, suffix = name.split(".")
-            shards = [file for file in files if file.startswith(f"{stem}-") and file.endswith(f".{suffix}")]
-            return {index: files[index], **{file: files[file] for file in shards}, **sidecars}
-    if (name := _only_checkpoint(files)) is not None:
-        return {name: files[name], **sidecars}
-    listed = ", ".join(sorted(files)[:8]) or "no files"
-    raise WeightsError(f"hf:{address} does not contain a single checkpoint (got {listed}).")
+    standard = [name for name in _CHECKPOINTS if name in files or f"{name}.index.json" in files]
+    name = standard[0] if standard else _only_checkpoint(files)
+    if name is None:
+        listed = ", ".join(sorted(files)[:8]) or "no files"
+        raise WeightsError(f"hf:{address} does not contain a single checkpoint (got {listed}).")
+    chosen = [name]
+    if name not in files:
+        stem, suffix = name.split(".")
+        shards = (file for file in files if file.startswith(f"{stem}-") and file.endswith(f".{suffix}"))
+        chosen = [f"{name}.index.json", *shards]
+    return {file: files[file] for file in (*chosen, *_SIDECARS) if file in files}
 
 
 def _only_checkpoint(files: Iterable[str]) -> str | None:
@@ -173,13 +171,6 @@ def _only_checkpoint(files: Iterable[str]) -> str | None:
         if len(names) == 1:
             return names[0]
     return None
-
-
-def _checkpoint_in(folder: Path) -> Path:
-    """Return the checkpoint in a folder of the cache, or the folder itself."""
-    names = [path.name for path in folder.iterdir()]
-    only = None if any(map(_is_standard, names)) else _only_checkpoint(names)
-    return folder if only is None else folder / only
 
 
 def _is_standard(name: str) -> bool:

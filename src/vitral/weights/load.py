@@ -5,7 +5,7 @@
 The model is built on the meta device and receives each tensor as it is read, so there is never a second copy.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,8 +19,8 @@ from vitral.model.config import MAX_SIDE, ViTConfig
 from vitral.model.network import Config
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import Checkpoint
-from vitral.weights.checksum import verify_file
 from vitral.weights.dialects import plan_load
+from vitral.weights.dialects.native import verify_file
 from vitral.weights.dialects.plan import LoadPlan, ModelSpec, Overrides
 from vitral.weights.formats.opening import open_state_dict, open_tensors
 from vitral.weights.formats.tensor_file import TensorFile
@@ -68,6 +68,11 @@ def peek(source: str | Path) -> ModelSpec:
     return plan_load(open_source(source), {}).spec
 
 
+def verify_checksum(source: str | Path) -> None:
+    """Raise WeightsError if a file of ours does not match its checksum; files of other dialects have none."""
+    verify_file(open_source(source))
+
+
 def open_source(source: str | Path | Mapping[str, Tensor]) -> TensorFile:
     """Return names and shapes of a checkpoint, or raise WeightsError."""
     return open_state_dict(source) if isinstance(source, Mapping) else open_tensors(locate(source))
@@ -83,7 +88,7 @@ def load_plan(
     check_size(config, spec.preprocess, ConfigError)
     builder = StateDictBuilder(build_on_meta(config), plan, overrides)
     builder.check_coverage()
-    resolved = resolve_preprocess(plan, config, preprocess)
+    resolved = resolve_preprocess(spec, config, preprocess)
     check_size(config, resolved, ConfigError)
     report = builder.build(source)
     changed = {*overrides} if preprocess is None else {*overrides, "preprocess"}
@@ -93,11 +98,11 @@ def load_plan(
         warnings=(*plan.warnings, *report.warnings, *changed_normalization(spec.preprocess, resolved)),
     )
     keeps_head = "num_classes" not in overrides
-    keeps_labels = keeps_head and spec.labels and len(spec.labels) == config.num_classes
+    labels = spec.labels if keeps_head and len(spec.labels or ()) == config.num_classes else None
     return Checkpoint(
         model=builder.model.eval(),
         preprocess=resolved,
-        labels=tuple(map(as_text, spec.labels)) if spec.labels and keeps_labels else None,
+        labels=tuple(map(as_text, labels)) if labels else None,
         multi_label=spec.multi_label and keeps_head,
         report=report,
     )
@@ -105,23 +110,19 @@ def load_plan(
 
 def check_size(config: Config, preprocess: Preprocess, error: type[VitralError], prefix: str = "") -> None:
     """Raise an error for sizes that no memory holds, before anything is built."""
-    for height, width in (config.image_hw, preprocess.size):
+    sizes = (config.image_hw, preprocess.size)
+    for height, width in sizes:
         if max(height, width) > MAX_SIDE or height * width > MAX_PIXELS:
             limit = f"at most {MAX_SIDE:,} pixels per side and {MAX_PIXELS:,} in all"
             raise error(f"{prefix}The image size {height} x {width} is too large (expected {limit}).")
-    for rows, columns in _patch_grids(config, preprocess) if isinstance(config, ViTConfig) else ():
+    if not isinstance(config, ViTConfig):
+        return
+    maps = (config.feature_map(*size) for size in sizes)
+    grids = ((height // config.patch_hw[0], width // config.patch_hw[1]) for height, width in maps)
+    for rows, columns in (config.table_grid, *grids):
         if rows * columns > MAX_PATCHES:
             limit = f"at most {MAX_PATCHES:,}"
             raise error(f"{prefix}The grid of {rows} x {columns} patches is too large (expected {limit}).")
-
-
-def _patch_grids(config: ViTConfig, preprocess: Preprocess) -> Iterator[tuple[int, int]]:
-    """Yield the grid of the position table and the grids of the image sizes."""
-    yield config.table_grid
-    patch_height, patch_width = config.patch_hw
-    for size in (config.image_hw, preprocess.size):
-        height, width = config.feature_map(*size)
-        yield height // patch_height, width // patch_width
 
 
 def resolve_config(config: Config, overrides: Overrides) -> Config:
@@ -140,16 +141,17 @@ def resolve_config(config: Config, overrides: Overrides) -> Config:
     return replace(config, **fields)
 
 
-def resolve_preprocess(plan: LoadPlan, config: Config, changes: Preprocess | Mapping[str, Any] | None) -> Preprocess:
+def resolve_preprocess(spec: ModelSpec, config: Config, changes: Preprocess | Mapping[str, Any] | None) -> Preprocess:
     """Return the preprocessing of the file for the resolved config, with the caller's changes."""
-    preprocess = plan.spec.preprocess.with_channels(config.channels)
-    if config.image_hw != plan.spec.config.image_hw:
+    preprocess = spec.preprocess.with_channels(config.channels)
+    if config.image_hw != spec.config.image_hw:
         preprocess = replace(preprocess, size=config.image_hw)
     return preprocess if changes is None else preprocess.with_changes(changes)
 
 
-def changed_normalization(before: Preprocess, after: Preprocess) -> Iterator[str]:
-    """Yield a warning if mean or std differ from the file's."""
-    if after.channels == before.channels and (after.mean, after.std) != (before.mean, before.std):
-        old, new = (f"mean {preprocess.mean}, std {preprocess.std}" for preprocess in (before, after))
-        yield f"The normalization was changed from {old} to {new}."
+def changed_normalization(before: Preprocess, after: Preprocess) -> list[str]:
+    """Return a warning if mean or std differ from the file's."""
+    if after.channels != before.channels or (after.mean, after.std) == (before.mean, before.std):
+        return []
+    old, new = (f"mean {preprocess.mean}, std {preprocess.std}" for preprocess in (before, after))
+    return [f"The normalization was changed from {old} to {new}."]

@@ -1,7 +1,7 @@
 """Save a model with its preprocessing and labels, in our own format or another dialect."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,19 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from vitral.errors import ConfigError, WeightsError, did_you_mean, short_repr
-from vitral.model.bit_config import BiTConfig
+from vitral.errors import ConfigError, WeightsError, check_choice, short_repr
 from vitral.model.config import ViTConfig
-from vitral.model.network import Network
+from vitral.model.network import Config, Network
 from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import Checkpoint, default_preprocess
-from vitral.weights.dialects import CONSTANTS, WRITERS, plan_load
-from vitral.weights.dialects.content import Content
-from vitral.weights.dialects.plan import ModelSpec
+from vitral.weights.dialects import BARE_FILE_DEFAULTS, CONSTANTS, WRITERS, plan_load
+from vitral.weights.dialects.plan import Content, ModelSpec
 from vitral.weights.formats.opening import open_tensors
 from vitral.weights.formats.tensor_file import is_file_name
-from vitral.weights.state_dict import build_on_meta, shapes_of
+from vitral.weights.state_dict import build_on_meta, is_finite, shapes_of
 
 _SUFFIXES = {
     "native": (".safetensors",),
@@ -30,7 +28,9 @@ _SUFFIXES = {
     "torchvision": (".safetensors", ".pth", ".pt"),
 }
 # Fields that do not change what a loaded model computes: rates and initial values, and the grid of other sizes.
-_TRAINING_FIELDS = ("dropout", "attention_dropout", "drop_path", "head_bias", "layer_scale", "position_resample")
+_SKIPPED_FIELDS = {"dropout", "attention_dropout", "drop_path", "head_bias", "layer_scale", "position_resample"}
+_AS_TABLE = ("learned-2d", "sincos-2d")
+"""Positions that other dialects store as the table that they amount to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class SaveReport:
     load_options: dict[str, Any] = field(default_factory=dict)
     """Config fields that the file cannot store: pass them to ``vitral.load`` as keywords."""
     constants: dict[str, Any] = field(default_factory=dict)
-    """Config fields that the library of the dialect fixes to another value than this model has."""
+    """Config fields that the library of the dialect sets to another value than this model has."""
     notes: tuple[str, ...] = ()
 
 
@@ -60,24 +60,20 @@ def save(
     with other constants than this model.
     """
     report = write_checkpoint(as_checkpoint(model, preprocess, labels), path, dialect=dialect)
-    if report.constants:
-        warnings.warn(describe_constants(report.constants, dialect), stacklevel=2)
+    fixed = {name: value for name, value in report.constants.items() if name in CONSTANTS.get(dialect, {})}
+    if fixed:
+        warnings.warn(describe_constants(fixed, dialect), stacklevel=2)
     return report
 
 
 def write_checkpoint(checkpoint: Checkpoint, path: str | Path, *, dialect: str) -> SaveReport:
     """Save a checkpoint without issuing warnings; the report contains them."""
-    if not isinstance(dialect, str) or dialect not in WRITERS:
-        hint = did_you_mean(str(dialect), WRITERS)
-        raise ConfigError(f"dialect must be one of {', '.join(WRITERS)} (got {short_repr(dialect)}).", hint=hint)
-    if not isinstance(path, str | Path) or not str(path):
-        raise WeightsError(f"The target must be a path (got {short_repr(path)}).")
-    target, model = Path(path), checkpoint.model
+    check_choice("dialect", dialect, WRITERS)
+    model, report = checkpoint.model, checkpoint.report
     hooked = check_modules(model)
     state = plain_state(model)
     check_state(model, state)
-    check_target(target, dialect)
-    report = checkpoint.report
+    target = check_target(path, dialect)
     content = Content(
         dialect=dialect,
         network=model.config,
@@ -91,8 +87,8 @@ def write_checkpoint(checkpoint: Checkpoint, path: str | Path, *, dialect: str) 
     )
     notes = WRITERS[dialect].write(content, target)
     options, lost = find_losses(content, target)
-    fixed = CONSTANTS.get(dialect, {})
-    constants = {name: value for name, value in fixed.items() if getattr(model.config, name) != value}
+    defaults = CONSTANTS.get(dialect, {}) | (BARE_FILE_DEFAULTS.get(dialect, {}) if is_file_name(target) else {})
+    constants = {name: value for name, value in defaults.items() if getattr(model.config, name) != value}
     notes += [f"The file cannot store {name}={value!r}: pass it to vitral.load." for name, value in options.items()]
     notes += [f"The file does not contain the {item}: the {dialect} dialect cannot store it." for item in lost]
     notes += [f"The file does not contain the forward hooks of {hooked}."] if hooked else []
@@ -103,14 +99,16 @@ def write_checkpoint(checkpoint: Checkpoint, path: str | Path, *, dialect: str) 
 def describe_constants(constants: dict[str, Any], dialect: str) -> str:
     """Return the warning for a library that computes with other constants than the model."""
     values = ", ".join(f"{name}={value!r}" for name, value in constants.items())
-    return f"{dialect} computes with {values}, unlike this model, so its outputs differ slightly."
+    return f"{dialect} computes with {values} by default, unlike this model, so its outputs differ."
 
 
 def as_checkpoint(
     model: Checkpoint | Network, preprocess: Preprocess | None = None, labels: Sequence[str] | None = None
 ) -> Checkpoint:
     """Return a Checkpoint of a model, with other preprocessing or labels if they are passed."""
-    network = unwrap_compiled(model.model if isinstance(model, Checkpoint) else model)
+    network = model.model if isinstance(model, Checkpoint) else model
+    if isinstance(network, nn.Module) and "_orig_mod" in network._modules:
+        network = network._orig_mod  # inside the wrapper of torch.compile
     if not isinstance(network, Network):
         raise ConfigError(f"Expected a ViT or a BiT, or a Checkpoint of one (got {type(network).__name__}).")
     if isinstance(model, Checkpoint):
@@ -120,11 +118,6 @@ def as_checkpoint(
     if preprocess is not None:
         checkpoint = replace(checkpoint, preprocess=preprocess)
     return checkpoint if labels is None else replace(checkpoint, labels=labels)  # type: ignore[arg-type]
-
-
-def unwrap_compiled(model: object) -> object:
-    """Return the model inside the wrapper of torch.compile."""
-    return model._orig_mod if isinstance(model, nn.Module) and "_orig_mod" in model._modules else model
 
 
 def plain_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -155,7 +148,7 @@ def plain_state(model: nn.Module) -> dict[str, Tensor]:
 def check_modules(model: Network) -> str | None:
     """Raise WeightsError if the file would load as other modules; return the name of a module with forward hooks."""
     actual, expected = plain_modules(model), plain_modules(build_on_meta(model.config))
-    for name in [*actual, *(name for name in expected if name not in actual)]:
+    for name in actual | expected:
         ours = parametrize.type_before_parametrizations(actual[name]) if name in actual else None
         loaded = type(expected[name]) if name in expected else None
         if ours is not loaded or (ours is not None and "forward" in vars(actual[name])):
@@ -185,15 +178,13 @@ def check_state(model: Network, state: dict[str, Tensor]) -> None:
                 hint="Change the config, too, or save the weights alone with torch.save(model.state_dict(), path).",
             )
     for name, tensor in state.items():
-        if tensor.is_floating_point() and tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
+        if not is_finite(tensor):
             raise WeightsError(f"{name} contains NaN or Inf. Nothing was written.")
 
 
 def position_table(model: Network) -> Tensor | None:
     """Return the table that fixed or factorized positions amount to, for dialects with learned tables only."""
-    if not isinstance(model, ViT) or model.config.position_at != "stem":
-        return None
-    if model.config.position not in ("learned-2d", "sincos-2d"):
+    if not isinstance(model, ViT) or model.config.position_at != "stem" or model.config.position not in _AS_TABLE:
         return None
     positions = model.positions[0]
     like = next(iter(model.state_dict().values())).new_empty(0)
@@ -201,8 +192,11 @@ def position_table(model: Network) -> Tensor | None:
         return torch.cat([positions.class_rows(like), positions.patch_rows(like)])  # type: ignore[operator]
 
 
-def check_target(path: Path, dialect: str) -> None:
-    """Raise WeightsError if the dialect cannot be written to this path."""
+def check_target(path: str | Path, dialect: str) -> Path:
+    """Return the path, or raise WeightsError if the dialect cannot be written to it."""
+    if not isinstance(path, str | Path) or not str(path):
+        raise WeightsError(f"The target must be a path (got {short_repr(path)}).")
+    path = Path(path)
     allowed = _SUFFIXES.get(dialect, (".safetensors", ".pth", ".pt", ".bin", ""))
     suffix = path.suffix if is_file_name(path) else ""
     if suffix not in allowed:
@@ -215,46 +209,42 @@ def check_target(path: Path, dialect: str) -> None:
             raise WeightsError(f"{path} is a file; expected a folder.")
     except (OSError, ValueError) as error:
         raise WeightsError(f"Cannot write {str(path)[:200]}: {error}.") from error
+    return path
 
 
 def find_losses(content: Content, path: Path) -> tuple[dict[str, Any], list[str]]:
     """Return config fields that a reader of the file gets wrong, and other content that the file does not store."""
     config = content.network
-    if isinstance(config, BiTConfig):
-        spec = plan_load(open_tensors(path), {}).spec
-        is_same = spec.config.image_hw == config.image_hw
-        return {} if is_same else {"image_size": config.image_hw}, list(_lost_content(spec, content))
     spec, options = _read_back(config, path)
-    skipped = {*_TRAINING_FIELDS, "position_grid"}
-    if config.position in ("none", "learned-2d", "sincos-2d"):
-        skipped.add("position")  # written as the table that they amount to
-    for name in (entry.name for entry in fields(ViTConfig) if entry.name not in skipped):
-        if (ours := _comparable(config, name)) != _comparable(spec.vit, name):
+    skipped = _SKIPPED_FIELDS | {"position_grid"}
+    if isinstance(config, ViTConfig) and config.position in ("none", *_AS_TABLE):
+        skipped.add("position")
+    for name in (entry.name for entry in fields(config) if entry.name not in skipped):
+        if (ours := _comparable(config, name)) != _comparable(spec.config, name):
             options[name] = ours
-    return options, list(_lost_content(spec, content))
+    lost = {
+        "labels": spec.labels != content.labels,
+        "multi-label flag (several labels per image)": content.multi_label and not spec.multi_label,
+        "preprocessing": spec.preprocess != content.preprocess,
+    }
+    return options, [item for item, is_lost in lost.items() if is_lost]
 
 
-def _read_back(config: ViTConfig, path: Path) -> tuple[ModelSpec, dict[str, Any]]:
+def _read_back(config: Config, path: Path) -> tuple[ModelSpec, dict[str, Any]]:
     """Return the model in a written file, and the options without which it cannot be read."""
-    heads, grid = {"heads": config.heads}, {"position_grid": config.table_grid}
-    for options in ({}, heads, heads | grid):
+    attempts: list[dict[str, Any]] = [{}]
+    if isinstance(config, ViTConfig):
+        attempts += [{"heads": config.heads}, {"heads": config.heads, "position_grid": config.table_grid}]
+    failure: WeightsError | None = None
+    for options in attempts:
         try:
-            return plan_load(open_tensors(path), options).spec, dict(options)
+            return plan_load(open_tensors(path), options).spec, options
         except WeightsError as error:
             failure = error
     raise WeightsError(f"vitral wrote {path}, but cannot read it: {failure}") from failure
 
 
-def _lost_content(spec: ModelSpec, content: Content) -> Iterator[str]:
-    if spec.labels != content.labels:
-        yield "labels"
-    if content.multi_label and not spec.multi_label:
-        yield "multi-label flag (several labels per image)"
-    if spec.preprocess != content.preprocess:
-        yield "preprocessing"
-
-
-def _comparable(config: ViTConfig, name: str) -> object:
+def _comparable(config: Config, name: str) -> object:
     """Return a field in one spelling."""
-    pairs = {"class_token": config.has_class_token, "image_size": config.image_hw, "patch_size": config.patch_hw}
-    return pairs.get(name, getattr(config, name))
+    spellings = {"class_token": "has_class_token", "image_size": "image_hw", "patch_size": "patch_hw"}
+    return getattr(config, spellings.get(name, name))

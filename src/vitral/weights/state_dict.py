@@ -10,7 +10,6 @@ from vitral.weights.dialects.plan import LoadPlan, Overrides
 from vitral.weights.dialects.rules import Rule
 from vitral.weights.resizing import resize
 
-Shapes = dict[str, tuple[int, ...]]
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -23,50 +22,51 @@ def build_on_meta(config: Config) -> Network:
         raise WeightsError(f"Cannot build a network of width {config.width}: {first_line(error)}.") from error
 
 
-def shapes_of(model: nn.Module) -> Shapes:
+def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor in the state dict."""
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return float32 for torch.float32."""
-    return str(dtype).removeprefix("torch.")
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether a tensor contains neither NaN nor Inf; integers and empty tensors never do."""
+    has_numbers = tensor.is_floating_point() and tensor.numel() > 0
+    return not has_numbers or all(bound.isfinite() for bound in tensor.aminmax())
 
 
 class StateDictBuilder:
     """Apply the rules of a plan, one by one, to a model on the meta device."""
 
     def __init__(self, model: Network, plan: LoadPlan, overrides: Overrides):
-        self.model, self.plan, self.overrides = model, plan, overrides
-        self.model_shapes = shapes_of(model)
-        """Shapes of the tensors that the model takes from the file."""
+        self.model, self.plan, self.file, self.overrides = model, plan, plan.file, overrides
+        shapes = shapes_of(model)
         is_same = plan.spec.config == model.config
-        self.file_shapes = self.model_shapes if is_same else shapes_of(build_on_meta(plan.spec.config))
+        self.file_shapes = shapes if is_same else shapes_of(build_on_meta(plan.spec.config))
         """Shapes of the network that the file contains."""
-        self.model_shapes = {name: shape for name, shape in self.model_shapes.items() if not self.replaces(name)}
+        self.model_shapes = {name: shape for name, shape in shapes.items() if not self.replaces(name)}
+        """Shapes of the tensors that the model takes from the file."""
+        self.changes = ", ".join(f"{name}={value!r}" for name, value in overrides.items())
         self.state: dict[str, Tensor] = {}
         self.unchanged: list[str] = []
         self.renamed: dict[str, str] = {}
         self.resized: dict[str, str] = {}
-        ignored = {plan.file.prefix + name: reason for name, reason in plan.ignored.items()}
-        self.ignored = {**plan.file.ignored, **ignored}
         self.initialized: dict[str, str] = {}
+        self.ignored = {**self.file.ignored, **{self.file.prefix + name: why for name, why in plan.ignored.items()}}
         self.converted_dtypes: set[torch.dtype] = set()
 
     def check_coverage(self) -> None:
         """Raise WeightsError, naming both sides, unless the file and its network cover each other."""
-        plan, prefix = self.plan, self.plan.file.prefix
-        present, used = set(plan.file.shapes), {name for rule in plan.rules for name in rule.theirs}
-        filled = {name: rule for rule in plan.rules for name in rule.ours}
+        rules, prefix = self.plan.rules, self.file.prefix
+        present, used = set(self.file.shapes), {name for rule in rules for name in rule.theirs}
+        filled = {name: rule for rule in rules for name in rule.ours}
         stray = {name for ours, rule in filled.items() if ours not in self.file_shapes for name in rule.theirs}
         problems = {
             "missing": [prefix + name for name in sorted(used - present)],
-            "unexpected": [prefix + name for name in sorted((present - used - set(plan.ignored)) | stray)],
+            "unexpected": [prefix + name for name in sorted((present - used - set(self.plan.ignored)) | stray)],
             "missing from the network's tensors": sorted(set(self.file_shapes) - set(filled)),
         }
         if any(problems.values()):
             listed = "; ".join(f"{problem}: {_few(names)}" for problem, names in problems.items() if names)
-            looks = f"{plan.file.name} looks like a {plan.dialect} checkpoint"
+            looks = f"{self.file.name} looks like a {self.plan.dialect} checkpoint"
             raise WeightsError(f"{looks}, but does not match. {listed}.")
 
     def build(self, source: str) -> LoadReport:
@@ -78,7 +78,7 @@ class StateDictBuilder:
         return LoadReport(
             source=source,
             dialect=self.plan.dialect,
-            format=self.plan.file.format,
+            format=self.file.format,
             unchanged=tuple(self.unchanged),
             renamed=self.renamed,
             resized=self.resized,
@@ -89,9 +89,12 @@ class StateDictBuilder:
 
     def apply(self, rule: Rule) -> None:
         """Read the tensors of a rule, add them to the state and report what became of them."""
-        theirs = [self.plan.file.prefix + name for name in rule.theirs]
+        theirs = [self.file.prefix + name for name in rule.theirs]
         if not any(name in self.model_shapes for name in rule.ours):
-            self.ignored |= dict.fromkeys(theirs, self.reason_ignored(rule.ours[0]))
+            reason = f"not part of the network with {self.changes}"
+            if self.replaces(rule.ours[0]):
+                reason = f"num_classes={self.overrides['num_classes']} replaces the head"
+            self.ignored |= dict.fromkeys(theirs, reason)
             return
         notes = [self.add(name, tensor, rule) for name, tensor in zip(rule.ours, self.read(rule), strict=True)]
         ours = ", ".join(rule.ours)
@@ -106,15 +109,14 @@ class StateDictBuilder:
 
     def read(self, rule: Rule) -> tuple[Tensor, ...]:
         """Return our tensors of a rule, or raise WeightsError if theirs have the wrong shape."""
-        file = self.plan.file
+        file = self.file
         try:
             tensors = rule.read(tuple(self.as_weights(name, file.read(name)) for name in rule.theirs))
             if len(tensors) == len(rule.ours):
                 return tensors
+            reason = f"they give {len(tensors)} tensors instead of {len(rule.ours)}"
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             reason = first_line(error)
-        else:
-            reason = f"they give {len(tensors)} tensors instead of {len(rule.ours)}"
         shapes = ", ".join(f"{file.prefix}{name} {tuple(file.shapes[name])}" for name in rule.theirs)
         raise WeightsError(f"{file.name}: cannot build {rule.ours[0]} from {shapes}: {reason}.")
 
@@ -125,46 +127,40 @@ class StateDictBuilder:
         if tensor.is_floating_point():  # eight bits, which hardly any operation supports
             self.converted_dtypes.add(tensor.dtype)
             return tensor.float()
-        file = self.plan.file
-        raise WeightsError(
-            f"{file.name}: {file.prefix}{name} has dtype {dtype_name(tensor.dtype)}; expected floating point."
-        )
+        dtype = _dtype_name(tensor.dtype)
+        raise WeightsError(f"{self.file.name}: {self.file.prefix}{name} has dtype {dtype}; expected floating point.")
 
     def add(self, name: str, tensor: Tensor, rule: Rule) -> str | None:
         """Add one tensor to the state and return how it was resized, if it was."""
-        file = self.plan.file
-        theirs = " and ".join(file.prefix + name for name in rule.theirs)
+        subject = f"{self.file.name}: {' and '.join(self.file.prefix + name for name in rule.theirs)}"
         if tuple(tensor.shape) != self.file_shapes[name]:
-            raise WeightsError(
-                f"{file.name}: {theirs} gives {name} shape {tuple(tensor.shape)}; expected {self.file_shapes[name]}."
-            )
+            expected = self.file_shapes[name]
+            raise WeightsError(f"{subject} gives {name} shape {tuple(tensor.shape)}; expected {expected}.")
         if name not in self.model_shapes:
             return None
-        if tensor.is_floating_point() and tensor.numel():
-            if not all(bound.isfinite() for bound in tensor.aminmax()):
-                raise WeightsError(f"{file.name}: {theirs} contains NaN or Inf.")
-            if tensor.dtype != torch.float32 and not self.plan.keeps_dtype:
-                self.converted_dtypes.add(tensor.dtype)
-                tensor = tensor.float()
+        if not is_finite(tensor):
+            raise WeightsError(f"{subject} contains NaN or Inf.")
+        if tensor.is_floating_point() and tensor.dtype != torch.float32 and not self.plan.keeps_dtype:
+            self.converted_dtypes.add(tensor.dtype)
+            tensor = tensor.float()
         tensor, note = resize(name, tensor, self.plan.spec.config, self.model.config, self.model_shapes[name])
         self.state[name] = tensor.contiguous()
         return note
 
     def initialize_rest(self) -> None:
         """Allocate and initialize the tensors that the file does not have and the caller's changes need."""
-        for name in self.model.state_dict():
-            if name not in self.state:
-                is_head = self.replaces(name)
-                reason = f"head: num_classes={self.overrides['num_classes']}" if is_head else f"with {self.changes()}"
-                self.initialized[name] = f"new {reason}"
-        modules = {name.rpartition(".")[0] for name in self.initialized if name not in self.state}
+        rest = [name for name in self.model.state_dict() if name not in self.state]
+        for name in rest:
+            is_head = self.replaces(name)
+            reason = f"head: num_classes={self.overrides['num_classes']}" if is_head else f"with {self.changes}"
+            self.initialized[name] = f"new {reason}"
         dtypes = {tensor.dtype for tensor in self.state.values() if tensor.is_floating_point()}
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
-        for module in map(self.model.get_submodule, sorted(modules)):
+        for module in map(self.model.get_submodule, sorted({name.rpartition(".")[0] for name in rest})):
             try:
                 module.to_empty(device="cpu", recurse=False)
             except RuntimeError as error:
-                raise WeightsError(f"Out of memory for {self.changes()}.", hint="Use smaller values.") from error
+                raise WeightsError(f"Out of memory for {self.changes}.", hint="Use smaller values.") from error
             module.reset_parameters()  # type: ignore[operator]
             for parameter in module.parameters(recurse=False):
                 parameter.data = parameter.data.to(dtype)
@@ -173,27 +169,21 @@ class StateDictBuilder:
         """Return whether the caller replaces this tensor with that of a new head."""
         return name.startswith("head.") and "num_classes" in self.overrides
 
-    def reason_ignored(self, ours: str) -> str:
-        """Return why the model does not take a tensor of the file."""
-        if self.replaces(ours):
-            return f"num_classes={self.overrides['num_classes']} replaces the head"
-        return f"not part of the network with {self.changes()}"
-
-    def changes(self) -> str:
-        """Return the caller's changes as they were passed."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.overrides.items())
-
     def warnings(self) -> list[str]:
         """Return what the user should know about the loaded values."""
-        sentences = [*self.plan.file.notes]
+        sentences = [*self.file.notes]
         head = self.state.get("head.weight")
         if head is not None and not head.any():
             sentences.append(
                 "The head is all zeros, as in Google's ImageNet-21k files, so every class has the same logit. "
                 "Fine-tune the model, or pass num_classes=... for a new head."
             )
-        dtypes = sorted(map(dtype_name, self.converted_dtypes))
+        dtypes = sorted(map(_dtype_name, self.converted_dtypes))
         return sentences + [f"Converted {dtype} tensors to float32." for dtype in dtypes]
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _few(names: list[str]) -> str:

@@ -1,38 +1,23 @@
 """The dialects: how other libraries name their tensors, and constants of their code that a file does not state.
 
 Each dialect is a module with ``recognizes(file)`` and ``plan(file, overrides)``; one that vitral can write also has
-``write(content, path)``. To add one, add a module and a line here (docs/weights.md).
+``write(content, path)``, which returns notes for the user. To add one, add a module and a line here (docs/weights.md).
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Any
 
 from vitral.errors import WeightsError, short_repr
 from vitral.model.config import ViTConfig
-from vitral.weights.dialects import bit, google, huggingface, labml, native, tczhangzhi, timm, torchvision
-from vitral.weights.dialects.content import Content
-from vitral.weights.dialects.plan import Config, LoadPlan, Overrides, as_pair
+from vitral.weights.dialects import bit, google, huggingface, labml, native, shapes, tczhangzhi, timm, torchvision
+from vitral.weights.dialects.plan import Config, LoadPlan, Overrides
 from vitral.weights.formats.tensor_file import TensorFile
 
-
-class Reader(Protocol):
-    """A dialect that vitral reads."""
-
-    def recognizes(self, file: TensorFile) -> bool: ...
-    def plan(self, file: TensorFile, overrides: Overrides) -> LoadPlan: ...
-
-
-class Writer(Protocol):
-    """A dialect that vitral writes; ``write`` returns notes for the user."""
-
-    def write(self, content: Content, path: Path) -> list[str]: ...
-
-
-READERS: tuple[Reader, ...] = (native, google, bit, timm, huggingface, torchvision, tczhangzhi, labml)
-WRITERS: dict[str, Writer] = {
+READERS = (native, google, bit, timm, huggingface, torchvision, tczhangzhi, labml)
+WRITERS: dict[str, ModuleType] = {
     "native": native,
     "google": google,
     "big_vision": google,
@@ -44,8 +29,13 @@ WRITERS: dict[str, Writer] = {
 CONSTANTS: dict[str, dict[str, Any]] = {"timm": {"norm_eps": 1e-6}, "torchvision": {"norm_eps": 1e-6}}
 """Config fields that a library fixes in its code, so that no file of the dialect can change them.
 
-google and big_vision fix more, and their writers refuse other values. transformers reads every field from config.json.
+google and big_vision fix more, and their writers refuse other values.
 """
+BARE_FILE_DEFAULTS: dict[str, dict[str, Any]] = {
+    "timm": {"activation": "gelu"},
+    "huggingface": {"norm_eps": 1e-12, "activation": "gelu"},
+}
+"""Config fields that config.json states in a folder, and that a library sets to these values for a bare file."""
 
 # Prefixes that training scripts and wrappers add to every name.
 _WRAPPERS = ("module.", "_orig_mod.", "model.", "backbone.", "visual.", "encoder.module.")
@@ -75,7 +65,10 @@ def plan_load(file: TensorFile, overrides: Overrides, config: Config | None = No
             hint="Load them into it with model.load_state_dict(safetensors.torch.load_file(path)).",
         )
     candidates = _unwrap(file)
-    inferred = overrides if config is None else {**_hidden_fields(config), **overrides}
+    inferred = overrides
+    if isinstance(config, ViTConfig):  # fields that shapes do not always determine
+        hidden = {"heads": config.heads, "image_size": config.image_hw, "position_grid": config.table_grid}
+        inferred = {**hidden, **overrides}
     for candidate in candidates:
         for dialect in READERS:
             if dialect.recognizes(candidate):
@@ -84,26 +77,17 @@ def plan_load(file: TensorFile, overrides: Overrides, config: Config | None = No
                 plan = dialect.plan(candidate, inferred)
                 plan = replace(plan, warnings=tuple(contradictions(plan)))
                 return plan if config is None else replace(plan, spec=replace(plan.spec, config=config))
-    ours = next((candidate for candidate in candidates if native.has_our_names(candidate)), None)
-    if ours is not None and config is not None:
-        return native.plan_state_dict(ours, config)
-    if ours is not None:
-        raise WeightsError(
-            f"{file.name} has vitral's tensor names, but no metadata.", hint="Pass config=, such as model.config."
-        )
+    if ours := next(filter(native.has_our_names, candidates), None):
+        if config is not None:
+            return native.plan_state_dict(ours, config)
+        hint = "Pass config=, such as model.config."
+        raise WeightsError(f"{file.name} has vitral's tensor names, but no metadata.", hint=hint)
     _check_supported(file)
     names = sorted(file.shapes)
     raise WeightsError(
         f"{file.name} has no known dialect ({len(names)} tensors such as {', '.join(names[:4])[:200] or 'none'}).",
         hint=f"vitral reads {', '.join(sorted({*WRITERS, 'deit', 'mae', 'dinov2', 'labml', 'tczhangzhi'}))}.",
     )
-
-
-def _hidden_fields(config: Config) -> dict[str, Any]:
-    """Return the fields that shapes do not always determine."""
-    if not isinstance(config, ViTConfig):
-        return {}
-    return {"heads": config.heads, "image_size": config.image_hw, "position_grid": config.table_grid}
 
 
 def _unwrap(file: TensorFile) -> list[TensorFile]:
@@ -117,24 +101,19 @@ def _unwrap(file: TensorFile) -> list[TensorFile]:
 
 def _check_supported(file: TensorFile) -> None:
     for pattern, reason in _UNSUPPORTED.items():
-        tensor = next((name for name in file.shapes if re.search(pattern, name)), None)
-        if tensor:
+        if tensor := next((name for name in file.shapes if re.search(pattern, name)), None):
             raise WeightsError(f"vitral does not support {file.name}: {reason} (tensor {tensor}).")
 
 
 # ---- config.json against the tensors ----
 
-_FIELDS = {  # keys of transformers and timm -> our field
-    "hidden_size": "width",
-    "num_hidden_layers": "depth",
-    "intermediate_size": "mlp_width",
-    "num_channels": "channels",
-    "patch_size": "patch_size",
-    "num_features": "width",
-    "embed_dim": "width",
-    "depth": "depth",
-    "in_chans": "channels",
-    "num_classes": "num_classes",
+_STATED_AS = {  # our field -> keys of transformers and timm
+    "width": ("hidden_size", "num_features", "embed_dim"),
+    "depth": ("num_hidden_layers", "depth"),
+    "mlp_width": ("intermediate_size",),
+    "channels": ("num_channels", "in_chans"),
+    "patch_size": ("patch_size",),
+    "num_classes": ("num_classes",),
 }
 _MODEL_TYPES = {
     "huggingface": ("vit", "vit_mae", "vit_msn", "vit_hybrid", "deit"),
@@ -149,10 +128,10 @@ def contradictions(plan: LoadPlan) -> Iterator[str]:
         return
     arguments = stated.get("model_args")
     sections: tuple[Mapping[str, Any], ...] = (stated, arguments if isinstance(arguments, dict) else {})
-    for key, field in _FIELDS.items():
+    for field, key in ((field, key) for field, keys in _STATED_AS.items() for key in keys):
         for value in (section[key] for section in sections if section.get(key) is not None):
             actual = getattr(config, field)
-            if value != actual and as_pair(value) != as_pair(actual):
+            if value != actual and shapes.as_pair(value) != shapes.as_pair(actual):
                 yield f"config.json states {key}={short_repr(value)}, but the tensors have {actual}, which is used."
     model_type = stated.get("model_type")
     expected = _MODEL_TYPES.get(plan.dialect, ("vit",))

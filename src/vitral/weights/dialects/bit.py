@@ -10,18 +10,19 @@ from pathlib import Path
 
 from vitral.errors import WeightsError
 from vitral.model.bit_config import BiTConfig
-from vitral.weights.dialects.content import Content
-from vitral.weights.dialects.plan import LoadPlan, ModelSpec, Overrides, as_size, google_preprocess
+from vitral.weights.dialects import shapes
+from vitral.weights.dialects.plan import Content, LoadPlan, ModelSpec, Overrides, google_preprocess
 from vitral.weights.dialects.rules import HEIGHT_WIDTH_IN_OUT, VECTOR, Layout, Rule, pair, rule
-from vitral.weights.dialects.shapes import count_units, width_factor
-from vitral.weights.dialects.timm_config import read_config_json, stated_preprocess
+from vitral.weights.dialects.timm import read_config_json, stated_preprocess
 from vitral.weights.formats.npz import write_npz
 from vitral.weights.formats.tensor_file import TensorFile
 
 _ROOT = re.compile(r"(?P<prefix>.*?)root_block/standardized_conv2d(_\d+)?/kernel")
 _TIMM_ROOT = "stem.conv.weight"
-SIZE = "image_size=224: the file does not state it, and the network takes any"
-PREPROCESS = "preprocessing: mean and std 0.5, squash to the size, as in BiT's code"
+_ASSUMED = {
+    "image_size": "image_size=224: the file does not state it, and the network takes any",
+    "preprocess": "preprocessing: mean and std 0.5, squash to the size, as in BiT's code",
+}
 _CELL = Layout(read=lambda x: x.flatten(1), write=lambda x: x[:, :, None, None])
 """A matrix, stored as a 1x1 convolution."""
 
@@ -36,12 +37,43 @@ def recognizes(file: TensorFile) -> bool:
 def plan(file: TensorFile, overrides: Overrides) -> LoadPlan:
     """Return the plan for a BiT."""
     if _TIMM_ROOT in file.shapes:
-        return plan_timm(file)
+        return _plan_timm(file)
     prefix = next(match["prefix"] for name in file.shapes if (match := _ROOT.fullmatch(name)))
-    config, names = infer_google(file, prefix)
-    assumed = {"image_size": SIZE, "preprocess": PREPROCESS}
-    spec = ModelSpec(config=config, preprocess=google_preprocess(config.image_hw), assumed=assumed)
+    names = {re.sub(r"(standardized_conv2d|group_norm|conv2d)_\d+/", r"\1/", name): name for name in file.shapes}
+    stages = shapes.count_units(names, rf"{re.escape(prefix)}block(\d+)/unit(\d+)/")
+    *_, channels, width = file.shape(names[f"{prefix}root_block/standardized_conv2d/kernel"], 4)
+    head = names.get(f"{prefix}head/conv2d/kernel")
+    config = build_config(file, stages, channels, width, classes=file.shape(head, 4)[3] if head else 0)
+    spec = ModelSpec(config=config, preprocess=google_preprocess(config.image_hw), assumed=_ASSUMED)
     return LoadPlan(dialect="bit", file=file, spec=spec, rules=list(google_rules(config, names, prefix)))
+
+
+def _plan_timm(file: TensorFile) -> LoadPlan:
+    """Return the plan for timm's names; its config.json states size, preprocessing and labels."""
+    stages = shapes.count_units(file.shapes, r"stages\.(\d+)\.blocks\.(\d+)\.")
+    width, channels, *_ = file.shape(_TIMM_ROOT, 4)
+    classes = file.shape("head.fc.weight", 4)[0] if "head.fc.weight" in file.shapes else 0
+    config = build_config(file, stages, channels, width, classes)
+    stated, assumed = read_config_json(file), dict(_ASSUMED)
+    if stated.size is not None:
+        config = replace(config, image_size=shapes.as_size(stated.size))
+        del assumed["image_size"]
+    preprocess = google_preprocess(config.image_hw)
+    if (described := stated_preprocess(config, stated)) is not None:
+        preprocess = described
+        del assumed["preprocess"]
+    spec = ModelSpec(config=config, preprocess=preprocess, labels=stated.labels, assumed=assumed)
+    return LoadPlan(dialect="timm", file=file, spec=spec, rules=list(timm_rules(config)))
+
+
+def build_config(file: TensorFile, stages: tuple[int, ...], channels: int, width: int, classes: int) -> BiTConfig:
+    """Return the config, or raise WeightsError for a ResNet that is not a BiT."""
+    if len(stages) != 4 or width % 32:
+        raise WeightsError(
+            f"{file.name} is not a BiT: it has {len(stages)} stages and {width} root channels (expected 4 stages and a "
+            "multiple of 32 channels)."
+        )
+    return BiTConfig(stages=stages, width_factor=shapes.width_factor(width), channels=channels, num_classes=classes)  # type: ignore[arg-type]
 
 
 def write(content: Content, path: Path) -> list[str]:
@@ -51,16 +83,6 @@ def write(content: Content, path: Path) -> list[str]:
         raise WeightsError("The bit dialect stores BiTs, and this model is a ViT.", hint="Use dialect='google'.")
     write_npz(content.renamed(google_rules(config, {}, "resnet/")), path)
     return []
-
-
-def infer_google(file: TensorFile, prefix: str) -> tuple[BiTConfig, dict[str, str]]:
-    """Return the config, and the names in the file by their form without a number behind the layer."""
-    names = {re.sub(r"(standardized_conv2d|group_norm|conv2d)_\d+/", r"\1/", name): name for name in file.shapes}
-    stages = count_units(names, rf"{re.escape(prefix)}block(\d+)/unit(\d+)/")
-    root = file.shape(names[f"{prefix}root_block/standardized_conv2d/kernel"], 4)
-    head = names.get(f"{prefix}head/conv2d/kernel")
-    classes = file.shape(head, 4)[3] if head else 0
-    return build_config(file, stages, channels=root[2], width=root[3], classes=classes), names
 
 
 def google_rules(config: BiTConfig, names: dict[str, str], prefix: str) -> Iterator[Rule]:
@@ -90,30 +112,6 @@ def google_rules(config: BiTConfig, names: dict[str, str], prefix: str) -> Itera
         yield rule("head.bias", their("head/conv2d/bias"), VECTOR)
 
 
-def plan_timm(file: TensorFile) -> LoadPlan:
-    """Return the plan for timm's names; its config.json states size, preprocessing and labels."""
-    stated, assumed = read_config_json(file), {"image_size": SIZE, "preprocess": PREPROCESS}
-    config = infer_timm(file)
-    preprocess = google_preprocess(config.image_hw)
-    if stated.size is not None:
-        config = replace(config, image_size=as_size(stated.size))
-        preprocess = replace(preprocess, size=stated.size)
-        del assumed["image_size"]
-    if (described := stated_preprocess(config, stated)) is not None:
-        preprocess = described
-        del assumed["preprocess"]
-    spec = ModelSpec(config=config, preprocess=preprocess, labels=stated.labels, assumed=assumed)
-    return LoadPlan(dialect="timm", file=file, spec=spec, rules=list(timm_rules(config)))
-
-
-def infer_timm(file: TensorFile) -> BiTConfig:
-    """Return the config that timm's names and shapes determine."""
-    stages = count_units(file.shapes, r"stages\.(\d+)\.blocks\.(\d+)\.")
-    root = file.shape(_TIMM_ROOT, 4)
-    classes = file.shape("head.fc.weight", 4)[0] if "head.fc.weight" in file.shapes else 0
-    return build_config(file, stages, channels=root[1], width=root[0], classes=classes)
-
-
 def timm_rules(config: BiTConfig) -> Iterator[Rule]:
     """Yield the rules of timm's names."""
     yield rule("root.weight", _TIMM_ROOT)
@@ -127,21 +125,6 @@ def timm_rules(config: BiTConfig) -> Iterator[Rule]:
     yield from pair("norm", "norm")
     if config.num_classes:
         yield from pair("head", "head.fc", _CELL)
-
-
-def build_config(file: TensorFile, stages: tuple[int, ...], *, channels: int, width: int, classes: int) -> BiTConfig:
-    """Return the config, or raise WeightsError for a ResNet that is not a BiT."""
-    if len(stages) != 4 or width % 32:
-        raise WeightsError(
-            f"{file.name} is not a BiT: it has {len(stages)} stages and {width} root channels (expected 4 stages and a "
-            "multiple of 32 channels)."
-        )
-    return BiTConfig(
-        stages=stages,  # type: ignore[arg-type]
-        width_factor=width_factor(width),  # type: ignore[arg-type]
-        channels=channels,
-        num_classes=classes,
-    )
 
 
 def _units(config: BiTConfig) -> Iterator[tuple[int, int]]:

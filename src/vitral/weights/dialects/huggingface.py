@@ -1,33 +1,42 @@
 """transformers' ViT: a folder with config.json, or a bare state dict, under its names on disk or in memory.
 
-config.json states every field (huggingface_config.py). Without it, vitral assumes transformers' defaults: exact GELU,
+config.json states every field. Without it, vitral assumes transformers' defaults: exact GELU,
 epsilon 1e-12. vitral also reads the layout of transformers' Dinov2.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitral.errors import ConfigError, WeightsError
+from vitral.errors import ConfigError, WeightsError, short_repr
 from vitral.files import write_json
 from vitral.model.config import ViTConfig
-from vitral.weights.dialects.content import PLAIN, Content
-from vitral.weights.dialects.huggingface_config import (
-    config_json,
-    infer_preprocess,
-    preprocessor_json,
-    stated_activation,
-    stated_labels,
+from vitral.preprocess import Preprocess
+from vitral.weights.dialects import shapes
+from vitral.weights.dialects.native import read_hints, write_state
+from vitral.weights.dialects.plan import (
+    PLAIN,
+    Content,
+    LoadPlan,
+    ModelSpec,
+    Overrides,
+    imagenet_preprocess,
+    unsupported,
 )
-from vitral.weights.dialects.metadata import read_hints, write_state
-from vitral.weights.dialects.plan import LoadPlan, ModelSpec, Overrides, as_pair, as_size, unsupported
-from vitral.weights.dialects.rules import ROWS, Rule, pair, patches, rule, stacked, stacked_pair, zeros
-from vitral.weights.dialects.shapes import add_heads, image_of, infer_grid, infer_sizes
+from vitral.weights.dialects.rules import ROWS, Rule, pair, pairs, patches, rule, without_qkv_bias
 from vitral.weights.formats.tensor_file import TensorFile, is_file_name
 
 _PROJECTION = "embeddings.patch_embeddings.projection"
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "gelu_new": "gelu-tanh",
+    "gelu_fast": "gelu-tanh",
+    "relu": "relu",
+}
+_RESAMPLING = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +46,7 @@ class Style:
     prefix: str = "vit."
     layers: str = "encoder.layer"
     norms: tuple[str, str] = ("layernorm_before", "layernorm_after")
-    qkv: tuple[str, str, str] = tuple(f"attention.attention.{name}" for name in ("query", "key", "value"))  # type: ignore[assignment]
+    qkv: tuple[str, str, str] = ("attention.attention.query", "attention.attention.key", "attention.attention.value")
     out: str = "attention.output.dense"
     mlp: tuple[str, str] = ("intermediate.dense", "output.dense")
 
@@ -52,21 +61,16 @@ def plan(file: TensorFile, overrides: Overrides) -> LoadPlan:
     style = detect_style(file)
     spec = read_hints(file) or infer_spec(file, style, overrides)
     dialect = "huggingface" if spec.vit.layer_scale is None else "dinov2"
-    names = list(rules(spec.vit, style, file))
-    return LoadPlan(dialect=dialect, file=file, spec=spec, rules=names, ignored=unused_tensors(file, style))
-
-
-def infer_spec(file: TensorFile, style: Style, overrides: Overrides) -> ModelSpec:
-    """Return the model of a file without hints."""
-    stated = file.sidecars.get("config.json", {})
-    assumed: dict[str, str] = {}
-    config = infer_config(file, style, overrides, stated, assumed)
-    return ModelSpec(
-        config=config,
-        preprocess=infer_preprocess(config, file, assumed),
-        labels=stated_labels(stated),
-        multi_label=stated.get("problem_type") == "multi_label_classification",
-        assumed=assumed,
+    names = rules(spec.vit, style)
+    if not any(name.endswith(f"{style.qkv[0]}.bias") for name in file.shapes):
+        names = without_qkv_bias(names, spec.vit.width)
+    unused = {
+        rf"{style.prefix}pooler\.": "pooler, not used by the classifier",
+        rf"{style.prefix}embeddings\.mask_token": "only for masked pre-training",
+        r"decoder\.": "decoder, only for pre-training",
+    }
+    return LoadPlan(
+        dialect=dialect, file=file, spec=spec, rules=list(names), ignored=shapes.unused_tensors(file, unused)
     )
 
 
@@ -80,51 +84,36 @@ def detect_style(file: TensorFile) -> Style:
 
     layers = "encoder.layer" if has("encoder.layer.0.") else "layers" if has("layers.0.") else "layer"
     memory = has("attention.q_proj.")
-    norms = ("norm1", "norm2") if has(f"{layers}.0.norm1.") else Style.norms
-    separate = tuple(f"attention.{letter}_proj" for letter in "qkv") if memory else Style.qkv
     return Style(
         prefix=prefix,
         layers=layers,
-        norms=norms,
-        qkv=separate,  # type: ignore[arg-type]
+        norms=("norm1", "norm2") if has(f"{layers}.0.norm1.") else Style.norms,
+        qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj") if memory else Style.qkv,
         out="attention.o_proj" if memory else Style.out,
         mlp=("mlp.fc1", "mlp.fc2") if has(".mlp.fc1.") else Style.mlp,
     )
 
 
-def unused_tensors(file: TensorFile, style: Style) -> dict[str, str]:
-    """Return the tensors that the classifier does not use, with the reason."""
-    reasons = {
-        rf"{style.prefix}pooler\.": "pooler, not used by the classifier",
-        rf"{style.prefix}embeddings\.mask_token": "only for masked pre-training",
-        r"decoder\.": "decoder, only for pre-training",
-    }
-    return {name: reason for name in file.shapes for pattern, reason in reasons.items() if re.match(pattern, name)}
-
-
-def infer_config(
-    file: TensorFile, style: Style, overrides: Overrides, stated: dict[str, Any], assumed: dict[str, str]
-) -> ViTConfig:
-    """Return the config that names, shapes and config.json determine."""
-    shapes, prefix = file.shapes, style.prefix
-    width, _, patch_height, patch_width = file.shape(f"{prefix}{_PROJECTION}.weight", 4)
-    patch = patch_height, patch_width
+def infer_spec(file: TensorFile, style: Style, overrides: Overrides) -> ModelSpec:
+    """Return the model that names, shapes and config.json determine."""
+    stated, prefix, assumed = file.sidecars.get("config.json", {}), style.prefix, dict[str, str]()
+    width, _, *patch = file.shape(f"{prefix}{_PROJECTION}.weight", 4)
     rows = file.shape(f"{prefix}embeddings.position_embeddings", 3)[1]
-    size = as_pair(stated.get("image_size"))
-    grid, _ = infer_grid(rows, (1,), overrides, patch, size and (size[0] // patch_height, size[1] // patch_width))
-    block = f"{prefix}{style.layers}.0"
-    if f"{block}.{style.mlp[0]}.weight" not in shapes:
+    size = shapes.as_pair(stated.get("image_size"))
+    grid = size and (size[0] // patch[0], size[1] // patch[1])
+    grid, _ = shapes.infer_grid(rows, (1,), overrides, (patch[0], patch[1]), grid)
+    block, tokens = f"{prefix}{style.layers}.0", f"{prefix}embeddings.register_tokens"
+    if f"{block}.{style.mlp[0]}.weight" not in file.shapes:
         raise unsupported("huggingface", f"its first layer has no MLP named {style.mlp[0]}")
-    has_registers = f"{prefix}embeddings.register_tokens" in shapes
-    registers = file.shape(f"{prefix}embeddings.register_tokens", 3)[1] if has_registers else 0
-    has_scale = f"{block}.layer_scale1.lambda1" in shapes
+    registers = file.shape(tokens, 3)[1] if tokens in file.shapes else 0
+    has_scale = f"{block}.layer_scale1.lambda1" in file.shapes
     epsilon = 1e-6 if has_scale else 1e-12
     for name, key, default in (("norm_eps", "layer_norm_eps", f"{epsilon:g}"), ("activation", "hidden_act", "gelu")):
         if key not in stated:
             assumed[name] = f"{name}={default}: transformers' default; no config.json states {key}"
     fields: dict[str, Any] = dict(
-        **infer_sizes(file, f"{prefix}{_PROJECTION}", f"{prefix}{style.layers}.", style.mlp[0]),
-        image_size=as_size(image_of(grid, patch)),
+        **shapes.infer_sizes(file, f"{prefix}{_PROJECTION}", f"{prefix}{style.layers}.", style.mlp[0]),
+        image_size=shapes.image_size(grid, (patch[0], patch[1])),
         num_classes=_count_classes(file, width, overrides),
         registers=registers,
         class_token=True,
@@ -133,11 +122,18 @@ def infer_config(
         layer_scale=1e-5 if has_scale else None,
         position_resample="bicubic-antialias" if registers else "bicubic",
     )
-    add_heads(fields, stated.get("num_attention_heads"), overrides, assumed)
+    shapes.add_heads(fields, stated.get("num_attention_heads"), overrides, assumed)
     try:
-        return ViTConfig(**fields)
+        config = ViTConfig(**fields)
     except ConfigError as error:
         raise WeightsError(f"{file.name}: its config.json does not match its tensors: {error}") from error
+    return ModelSpec(
+        config=config,
+        preprocess=infer_preprocess(config, file, assumed),
+        labels=stated_labels(stated),
+        multi_label=stated.get("problem_type") == "multi_label_classification",
+        assumed=assumed,
+    )
 
 
 def _count_classes(file: TensorFile, width: int, overrides: Overrides) -> int:
@@ -151,28 +147,25 @@ def _count_classes(file: TensorFile, width: int, overrides: Overrides) -> int:
     return 0
 
 
-def rules(config: ViTConfig, style: Style, file: TensorFile | None = None) -> Iterator[Rule]:
+def rules(config: ViTConfig, style: Style) -> Iterator[Rule]:
     """Yield the rules of all tensors."""
     prefix = style.prefix
-    embeddings = f"{prefix}embeddings"
     yield from pair("patches.project", f"{prefix}{_PROJECTION}", patches(config.channels, config.patch_hw))
-    yield rule("class_token", f"{embeddings}.cls_token", ROWS)
-    yield rule("positions.0.table", f"{embeddings}.position_embeddings", ROWS)
+    yield rule("class_token", f"{prefix}embeddings.cls_token", ROWS)
+    yield rule("positions.0.table", f"{prefix}embeddings.position_embeddings", ROWS)
     if config.registers:
-        yield rule("registers", f"{embeddings}.register_tokens", ROWS)
+        yield rule("registers", f"{prefix}embeddings.register_tokens", ROWS)
+    block = {
+        "norm1": style.norms[0],
+        "attention.to_qkv": style.qkv,
+        "attention.to_out": style.out,
+        "norm2": style.norms[1],
+        "mlp.expand": style.mlp[0],
+        "mlp.contract": style.mlp[1],
+    }
     for index in range(config.depth):
         ours, theirs = f"blocks.{index}", f"{prefix}{style.layers}.{index}"
-        yield from pair(f"{ours}.norm1", f"{theirs}.{style.norms[0]}")
-        qkv = tuple(f"{theirs}.{name}" for name in style.qkv)
-        if file and not any(name.endswith(f"{style.qkv[0]}.bias") for name in file.shapes):  # qkv_bias=False
-            yield rule(f"{ours}.attention.to_qkv.weight", tuple(f"{name}.weight" for name in qkv), stacked(3))
-            yield rule(f"{ours}.attention.to_qkv.bias", (), zeros(3 * config.width))
-        else:
-            yield from stacked_pair(f"{ours}.attention.to_qkv", qkv)
-        yield from pair(f"{ours}.attention.to_out", f"{theirs}.{style.out}")
-        yield from pair(f"{ours}.norm2", f"{theirs}.{style.norms[1]}")
-        yield from pair(f"{ours}.mlp.expand", f"{theirs}.{style.mlp[0]}")
-        yield from pair(f"{ours}.mlp.contract", f"{theirs}.{style.mlp[1]}")
+        yield from pairs(ours, theirs, block)
         if config.layer_scale is not None:
             yield rule(f"{ours}.after_attention.scale", f"{theirs}.layer_scale1.lambda1")
             yield rule(f"{ours}.after_mlp.scale", f"{theirs}.layer_scale2.lambda1")
@@ -194,3 +187,129 @@ def write(content: Content, path: Path) -> list[str]:
     write_state(content, tensors, path)
     settings = {name: config_json(content)[name] for name in ("num_attention_heads", "hidden_act", "layer_norm_eps")}
     return [f"Build transformers' ViTConfig for this file with {settings}."]
+
+
+# ---- config.json and preprocessor_config.json ----
+
+
+def stated_activation(stated: dict[str, Any]) -> str:
+    """Return the activation in config.json, by default gelu."""
+    name = str(stated.get("hidden_act", "gelu"))
+    if name not in _ACTIVATIONS:
+        expected = ", ".join(_ACTIVATIONS)
+        raise unsupported("huggingface", f"its activation is {short_repr(name)} (expected {expected})")
+    return _ACTIVATIONS[name]
+
+
+def infer_preprocess(config: ViTConfig, file: TensorFile, assumed: dict[str, str]) -> Preprocess:
+    """Return the preprocessing in preprocessor_config.json, or else the default, noted as assumed."""
+    stated = file.sidecars.get("preprocessor_config.json")
+    if stated is None and config.layer_scale is not None:
+        assumed["preprocess"] = "preprocessing: ImageNet's, as in DINOv2; there is no preprocessor_config.json"
+        return imagenet_preprocess(config.image_hw, "bicubic").with_channels(config.channels)
+    if stated is None:
+        assumed["preprocess"] = "preprocessing: mean and std 0.5, squash; there is no preprocessor_config.json"
+        return Preprocess(size=config.image_hw).with_channels(config.channels)
+    if differences := "; ".join(_differences(stated, config)):
+        assumed["preprocess"] = f"preprocessing: {differences}"
+    try:
+        return _parse_preprocess(stated, config).with_channels(config.channels)
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError, ConfigError) as error:
+        raise WeightsError(f"{file.name}: its preprocessor_config.json is invalid: {error}.") from error
+
+
+def _parse_preprocess(stated: dict[str, Any], config: ViTConfig) -> Preprocess:
+    size, crop = _sides(stated, "size"), _sides(stated, "crop_size")
+    mean, std = stated.get("image_mean", [0.5] * 3), stated.get("image_std", [0.5] * 3)
+    normalizes = stated.get("do_normalize", True)
+    resample = stated.get("resample", 2)
+    interpolation = _RESAMPLING.get(resample, "bicubic") if isinstance(resample, int) else "bilinear"
+    shortest = stated["size"].get("shortest_edge") if isinstance(stated.get("size"), dict) else None
+    crops = bool(stated.get("do_center_crop")) or shortest is not None
+    kept, whole = min(crop or config.image_hw), shortest or (size and min(size))
+    return Preprocess(
+        size=config.image_hw,
+        resize="crop" if crops else "squash",
+        crop_fraction=min(1.0, kept / whole) if crops and whole else 1.0,
+        interpolation=interpolation,  # type: ignore[arg-type]
+        mean=tuple(mean) if normalizes else (0.0,) * len(mean),
+        std=tuple(std) if normalizes else (1.0,) * len(std),
+        channels=len(mean),
+    )
+
+
+def _sides(stated: dict[str, Any], key: str) -> shapes.Pair | None:
+    """Return (height, width) of 224 or {"height": 224, "width": 224}."""
+    size = stated.get(key)
+    return shapes.as_pair([size.get("height"), size.get("width")] if isinstance(size, dict) else size)
+
+
+def _differences(stated: dict[str, Any], config: ViTConfig) -> Iterator[str]:
+    """Yield where our preprocessing differs from the one in the file."""
+    resample, factor = stated.get("resample", 2), stated.get("rescale_factor", 1 / 255)
+    size, crop = _sides(stated, "size"), _sides(stated, "crop_size") if stated.get("do_center_crop") else None
+    if resample not in (*_RESAMPLING, None):
+        yield f"bicubic; Pillow's resampling {short_repr(resample)} is not supported"
+    if crop is not None and crop != config.image_hw:
+        yield f"{config.image_hw[0]} x {config.image_hw[1]} as in the network, not {crop[0]} x {crop[1]}"
+    if crop is not None and size is not None and size != crop:
+        yield f"vitral resizes the short side and crops the center, but the file squashes to {size[0]} x {size[1]}"
+    if stated.get("do_resize") is False:
+        yield "vitral resizes images, but the file leaves their size unchanged"
+    if stated.get("do_rescale") is False or not isinstance(factor, int | float) or abs(factor * 255 - 1) > 0.01:
+        yield "vitral scales pixels to 0..1 before it subtracts the mean, but the file uses another scale"
+
+
+def stated_labels(stated: dict[str, Any]) -> tuple[str, ...] | None:
+    """Return the class names in config.json, unless they are placeholders or have gaps."""
+    names = stated.get("id2label")
+    if not isinstance(names, dict) or {str(key) for key in names} != {str(index) for index in range(len(names))}:
+        return None
+    labels = tuple(str(names[key]) for key in sorted(names, key=int))
+    is_placeholder = all(label == f"LABEL_{index}" for index, label in enumerate(labels))
+    return None if is_placeholder else labels
+
+
+def config_json(content: Content) -> dict[str, Any]:
+    """Return the config.json of transformers."""
+    config = content.config
+    labels = content.labels or tuple(f"LABEL_{index}" for index in range(config.num_classes))
+    return {
+        "architectures": ["ViTForImageClassification" if config.num_classes else "ViTModel"],
+        "model_type": "vit",
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "intermediate_size": config.mlp_width,
+        "hidden_act": {"gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "relu": "relu"}[config.activation],
+        "layer_norm_eps": config.norm_eps,
+        "image_size": shapes.as_size(config.image_hw),
+        "patch_size": shapes.as_size(config.patch_hw),
+        "num_channels": config.channels,
+        "qkv_bias": True,
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
+        **({"problem_type": "multi_label_classification"} if content.multi_label else {}),
+        "dtype": str(next(iter(content.state.values())).dtype).removeprefix("torch."),
+    }
+
+
+def preprocessor_json(preprocess: Preprocess) -> dict[str, Any]:
+    """Return the preprocessor_config.json of transformers."""
+    height, width = preprocess.size
+    crops = preprocess.resize == "crop"
+    short = round(min(preprocess.size) / preprocess.crop_fraction)
+    settings: dict[str, Any] = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"shortest_edge": short} if crops else {"height": height, "width": width},
+        "resample": {name: number for number, name in _RESAMPLING.items()}[preprocess.interpolation],
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(preprocess.mean),
+        "image_std": list(preprocess.std),
+    }
+    return settings | ({"do_center_crop": True, "crop_size": {"height": height, "width": width}} if crops else {})

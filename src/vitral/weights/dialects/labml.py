@@ -8,13 +8,14 @@ from typing import Any
 
 from vitral.errors import WeightsError
 from vitral.model.config import ViTConfig
-from vitral.weights.dialects.plan import LoadPlan, ModelSpec, Overrides, as_pair, as_size, google_preprocess
-from vitral.weights.dialects.rules import ROWS, Layout, Rule, pair, pairs, patches, rule, stacked_pair
-from vitral.weights.dialects.shapes import add_heads, infer_sizes
+from vitral.weights.dialects import shapes
+from vitral.weights.dialects.plan import LoadPlan, ModelSpec, Overrides, google_preprocess
+from vitral.weights.dialects.rules import ROWS, Layout, Rule, pair, pairs, patches, rule
 from vitral.weights.formats.tensor_file import TensorFile
 
 _LAYER, _TABLE = "transformer_layers.", "pos_emb.positional_encodings"
 _BLOCK = {
+    "attention.to_qkv": tuple(f"self_attn.{name}.linear" for name in ("query", "key", "value")),
     "norm1": "norm_self_attn",
     "attention.to_out": "self_attn.output",
     "norm2": "norm_ff",
@@ -30,7 +31,7 @@ def recognizes(file: TensorFile) -> bool:
 
 def plan(file: TensorFile, overrides: Overrides) -> LoadPlan:
     """Return the plan for a labml checkpoint."""
-    size = as_pair(overrides.get("image_size"))
+    size = shapes.as_pair(overrides.get("image_size"))
     if size is None:
         raise WeightsError(
             f"{file.name} is a labml checkpoint, which does not state its image size: its position table has "
@@ -42,8 +43,8 @@ def plan(file: TensorFile, overrides: Overrides) -> LoadPlan:
         "preprocess": "preprocessing: mean and std 0.5, squash to the size; the file does not state it",
     }
     fields: dict[str, Any] = dict(
-        **infer_sizes(file, "patch_emb.conv", _LAYER, "feed_forward.layer1"),
-        image_size=as_size(size),
+        **shapes.infer_sizes(file, "patch_emb.conv", _LAYER, "feed_forward.layer1"),
+        image_size=shapes.as_size(size),
         num_classes=file.shape("classification.linear2.weight", 2)[0],
         representation=file.shape("classification.linear1.weight", 2)[0],
         representation_activation="relu",
@@ -51,7 +52,7 @@ def plan(file: TensorFile, overrides: Overrides) -> LoadPlan:
         activation="gelu",
         norm_eps=1e-5,
     )
-    add_heads(fields, None, overrides, assumed)
+    shapes.add_heads(fields, None, overrides, assumed)
     config = ViTConfig(**fields)
     preprocess = google_preprocess(config.image_hw).with_channels(config.channels)
     spec = ModelSpec(config=config, preprocess=preprocess, assumed=assumed)
@@ -66,10 +67,7 @@ def rules(config: ViTConfig) -> Iterator[Rule]:
     yield rule("class_token", "cls_token_emb", ROWS)
     yield rule("positions.0.table", _TABLE, first_rows)
     for index in range(config.depth):
-        ours, theirs = f"blocks.{index}", f"{_LAYER}{index}"
-        qkv = tuple(f"{theirs}.self_attn.{name}.linear" for name in ("query", "key", "value"))
-        yield from stacked_pair(f"{ours}.attention.to_qkv", qkv)
-        yield from pairs(ours, theirs, _BLOCK)
+        yield from pairs(f"blocks.{index}", f"{_LAYER}{index}", _BLOCK)
     yield from pair("norm", "ln")
     yield from pair("representation.0", "classification.linear1")
     yield from pair("head", "classification.linear2")

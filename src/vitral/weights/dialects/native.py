@@ -1,12 +1,15 @@
 """Our own format: one safetensors file whose metadata store config, preprocessing, labels and provenance.
 
 The metadata have one key, ``vitral``, which holds JSON. Its ``sha256`` covers names, dtypes, shapes and values of all
-tensors.
+tensors. In other dialects ``vitral.hints`` stores what their layout has no room for: other readers skip it, and ours
+does not have to guess.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +17,22 @@ import torch
 from torch import Tensor
 
 from vitral import __version__
-from vitral.errors import WeightsError, short_repr
+from vitral.errors import ConfigError, WeightsError, check_field_names, short_repr
+from vitral.files import atomic_path, cache_folder
+from vitral.model.bit_config import BiTConfig
+from vitral.model.config import ConvStem, ResNetStem, Stem, ViTConfig
 from vitral.preprocess import Preprocess
-from vitral.weights.dialects.content import Content
-from vitral.weights.dialects.metadata import spec_as_dict, spec_from_dict
-from vitral.weights.dialects.plan import Config, LoadPlan, ModelSpec, Overrides
+from vitral.weights.dialects.plan import Config, Content, LoadPlan, ModelSpec, Overrides
 from vitral.weights.dialects.rules import rule
 from vitral.weights.formats.safetensors import write_safetensors
 from vitral.weights.formats.tensor_file import TensorFile, parse_json
 
 KEY = "vitral"
+HINTS_KEY = "vitral.hints"
 CUSTOM_KEY = "vitral.custom"
 """Metadata of a training run with a network class of the caller's own: the name of the class."""
 FORMAT_VERSION = 1
-PREPROCESS = "preprocessing: mean and std 0.5, squash to the size; a state dict does not state it"
+_STEMS = {"resnet": ResNetStem, "convolutions": ConvStem}
 
 
 def recognizes(file: TensorFile) -> bool:
@@ -37,9 +42,7 @@ def recognizes(file: TensorFile) -> bool:
 
 def plan(file: TensorFile, overrides: Overrides) -> LoadPlan:
     """Return the plan that the metadata describe."""
-    spec = spec_from_dict(read_metadata(file), file)
-    rules = [rule(name, name) for name in file.shapes]
-    return LoadPlan(dialect="native", file=file, spec=spec, rules=rules, keeps_dtype=True)
+    return _plan_same_names(file, spec_from_dict(read_metadata(file), file))
 
 
 def has_our_names(file: TensorFile) -> bool:
@@ -50,7 +53,11 @@ def has_our_names(file: TensorFile) -> bool:
 def plan_state_dict(file: TensorFile, config: Config) -> LoadPlan:
     """Return the plan for a state dict of our own names, whose config the caller passed."""
     preprocess = Preprocess(size=config.image_hw).with_channels(config.channels)
-    spec = ModelSpec(config=config, preprocess=preprocess, assumed={"preprocess": PREPROCESS})
+    assumed = {"preprocess": "preprocessing: mean and std 0.5, squash to the size; a state dict does not state it"}
+    return _plan_same_names(file, ModelSpec(config=config, preprocess=preprocess, assumed=assumed))
+
+
+def _plan_same_names(file: TensorFile, spec: ModelSpec) -> LoadPlan:
     rules = [rule(name, name) for name in file.shapes]
     return LoadPlan(dialect="native", file=file, spec=spec, rules=rules, keeps_dtype=True)
 
@@ -62,11 +69,16 @@ def read_metadata(file: TensorFile) -> dict[str, Any]:
     if type(version) is not int or version < 1:
         raise WeightsError(f"{file.name}: its metadata have no format version (got {short_repr(version)}).")
     if version > FORMAT_VERSION:
-        raise WeightsError(
-            f"{file.name} has format version {version}; this vitral reads up to {FORMAT_VERSION}.",
-            hint="Run: pip install --upgrade vitral",
-        )
+        problem = f"{file.name} has format version {version}; this vitral reads up to {FORMAT_VERSION}."
+        raise WeightsError(problem, hint="Run: pip install --upgrade vitral")
     return metadata
+
+
+def read_hints(file: TensorFile) -> ModelSpec | None:
+    """Return the description in the metadata of another dialect, or None."""
+    if HINTS_KEY not in file.metadata:
+        return None
+    return spec_from_dict(parse_json(file.metadata[HINTS_KEY], f"{file.name}: its metadata {HINTS_KEY!r}"), file)
 
 
 def write(content: Content, path: Path) -> list[str]:
@@ -82,6 +94,100 @@ def write(content: Content, path: Path) -> list[str]:
     return []
 
 
+def write_state(content: Content, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a state dict of another dialect: as safetensors with hints, or with torch.save for another suffix."""
+    if path.suffix == ".safetensors":
+        hints = json.dumps(spec_as_dict(content), ensure_ascii=False)
+        write_safetensors(path, tensors, {"format": "pt", HINTS_KEY: hints})
+        return
+    with atomic_path(path) as temporary:
+        torch.save(dict(tensors), temporary)
+
+
+# ---- the description as JSON ----
+
+
+def config_as_dict(config: Config) -> dict[str, Any]:
+    """Return a config as plain JSON values."""
+    fields = asdict(config)
+    if isinstance(config, BiTConfig):
+        return {"family": "bit", **fields}
+    for kind, stem in _STEMS.items():
+        if isinstance(config.stem, stem):
+            fields["stem"] = {"kind": kind, **fields["stem"]}
+    return fields
+
+
+def config_from_dict(fields: dict[str, Any], tensors: int) -> Config:
+    """Return the config that ``config_as_dict`` wrote; raise ConfigError if it needs more than so many tensors."""
+    fields = dict(fields)
+    family: type[Config] = BiTConfig if fields.get("family") == "bit" else ViTConfig
+    if family is BiTConfig:
+        del fields["family"]
+    check_field_names(fields, of=family)
+    if fields.get("position") in ("none", "relative"):  # older files may have a value that has no effect
+        fields.pop("position_resample", None)
+    if fields.get("stem") is not None:
+        fields["stem"] = stem_from_dict(fields["stem"])
+    config = family(**fields)
+    stem = config.stem if isinstance(config, ViTConfig) else None
+    layers = config.blocks + (sum(stem.stages) if isinstance(stem, ResNetStem) else 0)
+    if layers > tensors:
+        raise ConfigError(f"its config has {layers:,} layers, but the file has {tensors} tensors")
+    return config
+
+
+def stem_from_dict(fields: dict[str, Any]) -> Stem:
+    """Return the stem that ``config_as_dict`` wrote."""
+    return _STEMS[fields["kind"]](**{name: value for name, value in fields.items() if name != "kind"})
+
+
+def spec_as_dict(content: Content) -> dict[str, Any]:
+    """Return everything but the tensors as plain JSON values."""
+    return {
+        "config": config_as_dict(content.network),
+        "preprocess": content.preprocess.as_dict(),
+        "labels": content.labels,
+        "multi_label": content.multi_label,
+        "assumed": list(content.assumed),
+    }
+
+
+def spec_from_dict(fields: dict[str, Any], file: TensorFile) -> ModelSpec:
+    """Return the description that ``spec_as_dict`` wrote, or raise WeightsError if it is damaged."""
+    try:
+        config = config_from_dict(fields["config"], len(file.shapes))
+        labels = fields.get("labels")
+        if labels is not None:
+            _check_labels(labels, config.num_classes)
+        return ModelSpec(
+            config=config,
+            preprocess=Preprocess(**fields["preprocess"]),
+            labels=None if labels is None else tuple(labels),
+            multi_label=fields.get("multi_label") is True,
+            assumed={_topic(sentence): sentence for sentence in map(str, fields.get("assumed") or ())},
+        )
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, ConfigError) as error:
+        reason = str(error)[:300].rstrip(".")
+        raise WeightsError(f"{file.name}: the model description in its metadata is damaged: {reason}.") from error
+
+
+def _check_labels(labels: object, classes: int) -> None:
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise ConfigError(f"labels must be a list of strings (got {short_repr(labels)})")
+    if len(labels) != classes:
+        raise ConfigError(f"it has {len(labels)} labels for {classes} classes")
+
+
+def _topic(sentence: str) -> str:
+    """Return the field that an assumption is about: heads for "heads=3: ..."."""
+    word = sentence.split(":")[0].split("=")[0].strip()
+    return "preprocess" if word == "preprocessing" else word
+
+
+# ---- the checksum ----
+
+
 def checksum(state: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of all tensors in the order of names: name, dtype, shape, values."""
     digest = hashlib.sha256()
@@ -95,3 +201,34 @@ def checksum(state: Mapping[str, Tensor]) -> str:
 def has_valid_checksum(file: TensorFile) -> bool:
     """Return whether the tensors match the checksum that was written with them."""
     return checksum({name: file.read(name) for name in file.shapes}) == read_metadata(file).get("sha256")
+
+
+def verify_file(file: TensorFile, *, once: bool = False) -> None:
+    """Raise WeightsError if a file of ours does not match its checksum; files of other dialects have none.
+
+    This reads the whole file. ``once=True`` remembers verified files by path, size and modification time in vitral's
+    cache folder, so that only the first prediction with a file pays for it.
+    """
+    if file.path is None or not recognizes(file):
+        return
+    marker = _marker(file.path) if once else None
+    if marker is not None and marker.exists():
+        return
+    if not has_valid_checksum(file):
+        problem = f"{file.path} is damaged or was changed: the SHA-256 of its tensors does not match its metadata."
+        raise WeightsError(problem, hint="Copy or download it again.")
+    if marker is not None:
+        with suppress(OSError):  # a cache that cannot be written only costs time
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
+
+
+def _marker(path: Path) -> Path | None:
+    """Return the cache entry of a file, or None without a cache folder."""
+    try:
+        path = path.resolve()
+        status = path.stat()
+        key = hashlib.sha256(f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
+        return cache_folder() / "verified" / key.hexdigest()
+    except (OSError, RuntimeError):
+        return None

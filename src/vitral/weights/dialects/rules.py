@@ -32,16 +32,16 @@ class Rule:
 
     def read(self, tensors: Tensors) -> Tensors:
         """Return our tensors for theirs."""
-        return _tuple(self.layout.read(*tensors))
+        return _as_tuple(self.layout.read(*tensors), Tensor)
 
     def write(self, tensors: Tensors) -> Tensors:
         """Return their tensors for ours."""
-        return _tuple(self.layout.write(*tensors))
+        return _as_tuple(self.layout.write(*tensors), Tensor)
 
 
 def rule(ours: str | tuple[str, ...], theirs: str | tuple[str, ...], layout: Layout | None = None) -> Rule:
     """Return a rule between names; without a layout the tensors are identical."""
-    return Rule(ours=_names(ours), theirs=_names(theirs), layout=SAME if layout is None else layout)
+    return Rule(ours=_as_tuple(ours, str), theirs=_as_tuple(theirs, str), layout=SAME if layout is None else layout)
 
 
 def pair(ours: str, theirs: str, weight: Layout | None = None) -> Iterator[Rule]:
@@ -50,31 +50,58 @@ def pair(ours: str, theirs: str, weight: Layout | None = None) -> Iterator[Rule]
     yield rule(f"{ours}.bias", f"{theirs}.bias")
 
 
-def pairs(ours: str, theirs: str, names: Mapping[str, str]) -> Iterator[Rule]:
-    """Yield the rules for weights and biases of several layers below one name."""
+def pairs(ours: str, theirs: str, names: Mapping[str, str | tuple[str, ...]]) -> Iterator[Rule]:
+    """Yield the rules for weights and biases of several layers; those in a tuple are concatenated in one of ours."""
     for our, their in names.items():
-        yield from pair(f"{ours}.{our}", f"{theirs}.{their}")
+        layers: tuple[str, ...] = _as_tuple(their, str)
+        for kind in ("weight", "bias"):
+            layout = SAME if len(layers) == 1 else stacked(len(layers))
+            yield rule(f"{ours}.{our}.{kind}", tuple(f"{theirs}.{layer}.{kind}" for layer in layers), layout)
 
 
-def stacked_pair(ours: str, theirs: tuple[str, ...]) -> Iterator[Rule]:
-    """Yield the rules for weights and biases of several of their layers that are concatenated in one of ours."""
-    for kind in ("weight", "bias"):
-        yield rule(f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in theirs), stacked(len(theirs)))
+def token_rules(names: Mapping[str, str], token_rows: int) -> Iterator[Rule]:
+    """Yield the rules of class token, registers and position table, in this order.
+
+    ``token_rows`` of their table belong to tokens. If that is not the class token alone, as in ours, one joint rule
+    adds rows to the tokens that they belong to, which is equivalent.
+    """
+    class_rows = int("class_token" in names)
+    if "positions.0.table" not in names or token_rows == class_rows:
+        for ours, theirs in names.items():
+            yield rule(ours, theirs, ROWS)
+        return
+
+    def read(*theirs: Tensor) -> list[Tensor]:
+        *tokens, table = (ROWS.read(tensor) for tensor in theirs)
+        rows, patch_rows = table[:token_rows], table[token_rows:]
+        if token_rows > class_rows:
+            tokens[-1] = tokens[-1] + rows[class_rows:]
+        class_row = rows[:class_rows] if token_rows else table.new_zeros(class_rows, table.shape[1])
+        return [*tokens, torch.cat([class_row, patch_rows])]
+
+    def write(*ours: Tensor) -> list[Tensor]:
+        if token_rows == 0 and class_rows:
+            token, *registers, table = ours
+            ours = token + table[:1], *registers, table[1:]
+        return [tensor[None] for tensor in ours]
+
+    yield rule(tuple(names), tuple(names.values()), Layout(read=read, write=write))
 
 
-def _names(names: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else names
+def without_qkv_bias(rules: Iterable[Rule], width: int) -> Iterator[Rule]:
+    """Yield the rules for a file whose queries, keys and values have no bias: ours is zero."""
+    zeros = Layout(read=lambda: torch.zeros(3 * width), write=lambda bias: ())
+    for each in rules:
+        yield rule(each.ours, (), zeros) if each.ours[0].endswith("to_qkv.bias") else each
 
 
-def _tuple(tensors: Tensor | Iterable[Tensor]) -> Tensors:
-    return (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+def _as_tuple(values: Any, kind: type) -> tuple[Any, ...]:  # noqa: ANN401 (one or several strings or tensors)
+    return (values,) if isinstance(values, kind) else tuple(values)
 
 
 # ---- layouts ----
 
 SAME = Layout(read=lambda x: x, write=lambda x: x)
-TRANSPOSED = Layout(read=lambda x: x.transpose(0, 1), write=lambda x: x.transpose(0, 1))
-"""Matrices (inputs, outputs), as in JAX."""
 VECTOR = Layout(read=lambda x: x.reshape(-1), write=lambda x: x)
 """Vectors that old files store as (1, 1, 1, C)."""
 ROWS = Layout(read=lambda x: x.reshape(x.shape[-2:]), write=lambda x: x[None])
@@ -91,29 +118,3 @@ def patches(channels: int, patch: tuple[int, int]) -> Layout:
 def stacked(parts: int) -> Layout:
     """Return the layout of tensors that we store concatenated."""
     return Layout(read=lambda *x: torch.cat(x), write=lambda x: x.chunk(parts))
-
-
-def zeros(length: int) -> Layout:
-    """Return the layout of a bias that their network does not have."""
-    return Layout(read=lambda: torch.zeros(length), write=lambda bias: ())
-
-
-def heads_last(heads: int, parts: int = 1) -> Layout:
-    """Return the layout of projections (D, heads, head_dim), which we concatenate to one (parts * D, D)."""
-    return Layout(
-        read=lambda *x: torch.cat([kernel.flatten(1).mT for kernel in x]),
-        write=lambda x: [chunk.mT.unflatten(1, (heads, -1)) for chunk in x.chunk(parts)],
-    )
-
-
-def heads_bias(heads: int, parts: int = 1) -> Layout:
-    """Return the layout of their biases (heads, head_dim)."""
-    return Layout(
-        read=lambda *x: torch.cat([bias.flatten() for bias in x]),
-        write=lambda x: [chunk.unflatten(0, (heads, -1)) for chunk in x.chunk(parts)],
-    )
-
-
-def heads_first(heads: int) -> Layout:
-    """Return the layout of the output projection of attention, (heads, head_dim, D)."""
-    return Layout(read=lambda x: x.flatten(0, 1).mT, write=lambda x: x.mT.unflatten(0, (heads, -1)))

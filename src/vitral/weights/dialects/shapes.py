@@ -1,15 +1,17 @@
 """Infer config fields from names and shapes, and from tables of published models where shapes do not suffice."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import isqrt
 from typing import Any
 
 from vitral.errors import WeightsError, short_repr
 from vitral.model.sizes import SIZES
-from vitral.weights.dialects.plan import Overrides, Pair, as_pair, as_size
+from vitral.weights.dialects.plan import Overrides
 from vitral.weights.formats.tensor_file import TensorFile
 
+Pair = tuple[int, int]
+"""(height, width) or (rows, columns)."""
 # width, depth, mlp_width -> heads of published models that have no name in vitral
 _MORE_PUBLISHED_HEADS = {
     (512, 12, 2048): 8,  # big_vision's M
@@ -21,30 +23,28 @@ _MORE_PUBLISHED_HEADS = {
 PUBLISHED_HEADS = {(width, depth, mlp): heads for width, depth, heads, mlp in SIZES.values()} | _MORE_PUBLISHED_HEADS
 
 
-def guess_heads(width: int, depth: int, mlp_width: int) -> tuple[int, str]:
-    """Return the number of heads where one matrix stores queries, keys and values, and the reason for it."""
-    if heads := PUBLISHED_HEADS.get((width, depth, mlp_width)):
-        size = f"width {width}, depth {depth}, MLP width {mlp_width}"
-        return heads, f"heads={heads}: as in the published model with {size}"
-    if width % 64:
-        raise WeightsError(
-            f"The file does not state the number of heads, and width {width} is neither a multiple of 64 nor that of a "
-            "published model.",
-            hint="Pass heads=...",
-        )
-    return width // 64, f"heads={width // 64}: 64 channels per head; the file does not state it"
-
-
 def add_heads(fields: dict[str, Any], stated: object, overrides: Overrides, assumed: dict[str, str]) -> None:
     """Add ``heads`` to the fields: from the caller, else as the file states, else guessed and noted as assumed."""
     if "heads" in overrides:
         fields["heads"] = overrides["heads"]
-    elif stated is not None:
+        return
+    if stated is not None:
         if type(stated) is not int or stated < 1:
             raise WeightsError(f"config.json states an invalid number of heads (got {short_repr(stated)}).")
         fields["heads"] = stated
-    else:
-        fields["heads"], assumed["heads"] = guess_heads(fields["width"], fields["depth"], fields["mlp_width"])
+        return
+    width, depth, mlp_width = fields["width"], fields["depth"], fields["mlp_width"]
+    heads = PUBLISHED_HEADS.get((width, depth, mlp_width))
+    reason = f"as in the published model with width {width}, depth {depth}, MLP width {mlp_width}"
+    if heads is None:
+        heads, reason = width // 64, "64 channels per head; the file does not state it"
+        if width % 64:
+            raise WeightsError(
+                f"The file does not state the number of heads, and width {width} is neither a multiple of 64 nor that "
+                "of a published model.",
+                hint="Pass heads=...",
+            )
+    fields["heads"], assumed["heads"] = heads, f"heads={heads}: {reason}"
 
 
 def count_layers(names: Iterable[str], before: str, after: str = ".") -> int:
@@ -83,6 +83,11 @@ def infer_sizes(file: TensorFile, kernel: str, layers: str, hidden: str) -> dict
     )
 
 
+def unused_tensors(file: TensorFile, reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return the tensors whose names start with one of the patterns, with its reason for ignoring them."""
+    return {name: reason for name in file.shapes for pattern, reason in reasons.items() if re.match(pattern, name)}
+
+
 def is_square(rows: int) -> bool:
     """Return whether so many patches can form a square grid."""
     return rows > 0 and isqrt(rows) ** 2 == rows
@@ -115,12 +120,26 @@ def infer_grid(
     )
 
 
-def image_of(grid: Pair, patch: Pair) -> Pair:
+def image_size(grid: Pair, patch: Pair) -> int | Pair:
     """Return the image size of a grid of patches."""
-    return grid[0] * patch[0], grid[1] * patch[1]
+    return as_size((grid[0] * patch[0], grid[1] * patch[1]))
 
 
 def requested_grid(overrides: Overrides, patch: Pair) -> Pair | None:
     """Return the grid of the image size that the caller passes, if any."""
     size = as_pair(overrides.get("image_size"))
     return None if size is None else (-(-size[0] // patch[0]), -(-size[1] // patch[1]))
+
+
+def as_pair(size: object) -> Pair | None:
+    """Return (height, width) of a size in a file, which is one integer or two; None for anything else."""
+    if isinstance(size, int) and not isinstance(size, bool):
+        return size, size
+    if isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(side, int) for side in size):
+        return size[0], size[1]
+    return None
+
+
+def as_size(pair: Pair) -> int | Pair:
+    """Return a square's side, or the pair itself."""
+    return pair[0] if pair[0] == pair[1] else pair

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from vitral.model.config import ViTConfig
-from vitral.weights.dialects.plan import LoadPlan, ModelSpec, Overrides, as_size, google_preprocess, unsupported
-from vitral.weights.dialects.rules import ROWS, Rule, heads_bias, heads_first, heads_last, pair, pairs, patches, rule
-from vitral.weights.dialects.shapes import image_of, infer_grid, infer_sizes
+from vitral.weights.dialects import shapes
+from vitral.weights.dialects.google import heads_bias, heads_first, heads_last
+from vitral.weights.dialects.plan import LoadPlan, ModelSpec, Overrides, google_preprocess, unsupported
+from vitral.weights.dialects.rules import ROWS, Rule, pair, pairs, patches, rule
 from vitral.weights.formats.tensor_file import TensorFile
 
 _LAYER, _TABLE = "transformer.encoder_layers.", "transformer.pos_embedding.pos_embedding"
@@ -22,11 +23,11 @@ def plan(file: TensorFile, overrides: Overrides) -> LoadPlan:
     if any(name.startswith("resnet.") for name in file.shapes):
         raise unsupported("tczhangzhi", "its ResNet stem differs from Google's")
     *_, height, width = file.shape("embedding.weight", 4)
-    grid, _ = infer_grid(file.shape(_TABLE, 3)[1], (1,), overrides, (height, width))
+    grid, _ = shapes.infer_grid(file.shape(_TABLE, 3)[1], (1,), overrides, (height, width))
     config = ViTConfig(
-        **infer_sizes(file, "embedding", _LAYER, "mlp.fc1"),
+        **shapes.infer_sizes(file, "embedding", _LAYER, "mlp.fc1"),
         heads=file.shape(f"{_LAYER}0.attn.query.weight", 3)[1],
-        image_size=as_size(image_of(grid, (height, width))),
+        image_size=shapes.image_size(grid, (height, width)),
         num_classes=file.shape("classifier.weight", 2)[0] if "classifier.weight" in file.shapes else 0,
         class_token=True,
         activation="gelu",
@@ -46,9 +47,8 @@ def rules(config: ViTConfig) -> Iterator[Rule]:
     for index in range(config.depth):
         ours, theirs = f"blocks.{index}", f"{_LAYER}{index}"
         qkv = tuple(f"{theirs}.attn.{name}" for name in ("query", "key", "value"))
-        weights, biases = (tuple(f"{name}.{kind}" for name in qkv) for kind in ("weight", "bias"))
-        yield rule(f"{ours}.attention.to_qkv.weight", weights, heads_last(config.heads, 3))
-        yield rule(f"{ours}.attention.to_qkv.bias", biases, heads_bias(config.heads, 3))
+        for kind, layout in (("weight", heads_last(config.heads, 3)), ("bias", heads_bias(config.heads, 3))):
+            yield rule(f"{ours}.attention.to_qkv.{kind}", tuple(f"{name}.{kind}" for name in qkv), layout)
         yield from pair(f"{ours}.attention.to_out", f"{theirs}.attn.out", heads_first(config.heads))
         yield from pairs(ours, theirs, _BLOCK)
     yield from pair("norm", "transformer.norm")

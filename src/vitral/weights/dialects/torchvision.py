@@ -10,11 +10,10 @@ from typing import Any
 
 from vitral.errors import WeightsError
 from vitral.model.config import ConvStem, ViTConfig
-from vitral.weights.dialects.content import PLAIN, Content
-from vitral.weights.dialects.metadata import read_hints, write_state
-from vitral.weights.dialects.plan import LoadPlan, ModelSpec, Overrides, as_size, imagenet_preprocess
+from vitral.weights.dialects import shapes
+from vitral.weights.dialects.native import read_hints, write_state
+from vitral.weights.dialects.plan import PLAIN, Content, LoadPlan, ModelSpec, Overrides, imagenet_preprocess
 from vitral.weights.dialects.rules import ROWS, Rule, pair, pairs, patches, rule
-from vitral.weights.dialects.shapes import add_heads, count_layers, image_of, infer_grid
 from vitral.weights.formats.tensor_file import TensorFile
 
 _LAYER = "encoder.layers.encoder_layer_"
@@ -30,61 +29,46 @@ def recognizes(file: TensorFile) -> bool:
 
 def plan(file: TensorFile, overrides: Overrides) -> LoadPlan:
     """Return the plan for a torchvision checkpoint."""
-    spec = read_hints(file) or infer_spec(file, overrides)
-    names = list(rules(spec.vit, old_mlp=f"{_LAYER}0.mlp.linear_1.weight" in file.shapes))
-    return LoadPlan(dialect="torchvision", file=file, spec=spec, rules=names)
+    old_mlp = f"{_LAYER}0.mlp.linear_1.weight" in file.shapes
+    spec = read_hints(file) or infer_spec(file, overrides, "mlp.linear_1" if old_mlp else "mlp.0")
+    return LoadPlan(dialect="torchvision", file=file, spec=spec, rules=list(rules(spec.vit, old_mlp=old_mlp)))
 
 
-def infer_spec(file: TensorFile, overrides: Overrides) -> ModelSpec:
-    """Return the model of a file without hints."""
-    assumed: dict[str, str] = {}
-    config = infer_config(file, overrides, assumed)
-    preprocess = imagenet_preprocess(config.image_hw, "bilinear")
-    if min(config.image_hw) >= 384:  # SWAG's weights, fine-tuned at a higher resolution
-        preprocess = replace(preprocess, interpolation="bicubic", crop_fraction=1.0)
-    assumed["preprocess"] = (
-        f"preprocessing: ImageNet's mean and std, {preprocess.interpolation}, center crop, as in torchvision"
-    )
-    return ModelSpec(config=config, preprocess=preprocess.with_channels(config.channels), assumed=assumed)
-
-
-def infer_config(file: TensorFile, overrides: Overrides, assumed: dict[str, str]) -> ViTConfig:
-    """Return the config that names and shapes determine."""
-    shapes = file.shapes
-    stem = infer_stem(file)
+def infer_spec(file: TensorFile, overrides: Overrides, mlp: str) -> ModelSpec:
+    """Return the model that names and shapes determine."""
+    tensors, assumed = file.shapes, dict[str, str]()
+    stem = None
+    if "conv_proj.conv_last.weight" in tensors:
+        convolutions = shapes.count_layers(tensors, "conv_proj.conv_bn_relu_")
+        names = (f"conv_proj.conv_bn_relu_{index}.0.weight" for index in range(convolutions))
+        stem = ConvStem(widths=tuple(file.shape(name, 4)[0] for name in names), norm="batch")
     kernel = file.shape("conv_proj.conv_last.weight" if stem else "conv_proj.weight", 4)
     shrink = 1 if stem is None else 2**stem.halvings
     patch = kernel[-2] * shrink, kernel[-1] * shrink
     _, rows, width = file.shape(_TABLE, 3)
-    grid, _ = infer_grid(rows, (1,), overrides, patch)
-    old = f"{_LAYER}0.mlp.linear_1.weight"
-    mlp = file.shape(old if old in shapes else f"{_LAYER}0.mlp.0.weight", 2)
+    grid, _ = shapes.infer_grid(rows, (1,), overrides, patch)
     fields: dict[str, Any] = dict(
         width=width,
-        depth=count_layers(shapes, _LAYER),
-        mlp_width=mlp[0],
-        patch_size=as_size((kernel[-2], kernel[-1])),
-        image_size=as_size(image_of(grid, patch)),
+        depth=shapes.count_layers(tensors, _LAYER),
+        mlp_width=file.shape(f"{_LAYER}0.{mlp}.weight", 2)[0],
+        patch_size=shapes.as_size((kernel[-2], kernel[-1])),
+        image_size=shapes.image_size(grid, patch),
         channels=file.shape("conv_proj.conv_bn_relu_0.0.weight" if stem else "conv_proj.weight", 4)[1],
-        num_classes=file.shape("heads.head.weight", 2)[0] if "heads.head.weight" in shapes else 0,
-        representation=file.shape("heads.pre_logits.weight", 2)[0] if "heads.pre_logits.weight" in shapes else None,
+        num_classes=file.shape("heads.head.weight", 2)[0] if "heads.head.weight" in tensors else 0,
+        representation=file.shape("heads.pre_logits.weight", 2)[0] if "heads.pre_logits.weight" in tensors else None,
         stem=stem,
         class_token=True,
         activation="gelu",
         position_resample="bicubic-corners",
     )
-    add_heads(fields, None, overrides, assumed)
-    return ViTConfig(**fields)
-
-
-def infer_stem(file: TensorFile) -> ConvStem | None:
-    """Return the convolutional stem, or None."""
-    if "conv_proj.conv_last.weight" not in file.shapes:
-        return None
-    widths = []
-    while (name := f"conv_proj.conv_bn_relu_{len(widths)}.0.weight") in file.shapes:
-        widths.append(file.shape(name, 4)[0])
-    return ConvStem(widths=tuple(widths), norm="batch")
+    shapes.add_heads(fields, None, overrides, assumed)
+    config = ViTConfig(**fields)
+    preprocess = imagenet_preprocess(config.image_hw, "bilinear")
+    if min(config.image_hw) >= 384:  # SWAG's weights, fine-tuned at a higher resolution
+        preprocess = replace(preprocess, interpolation="bicubic", crop_fraction=1.0)
+    resampling = f"{preprocess.interpolation}, center crop, as in torchvision"
+    assumed["preprocess"] = f"preprocessing: ImageNet's mean and std, {resampling}"
+    return ModelSpec(config=config, preprocess=preprocess.with_channels(config.channels), assumed=assumed)
 
 
 def rules(config: ViTConfig, *, old_mlp: bool = False) -> Iterator[Rule]:
@@ -118,17 +102,13 @@ def write(content: Content, path: Path) -> list[str]:
     content.check_supported(
         activation=("gelu",), attention=("full",), pool=("token",), **PLAIN, representation_activation=("tanh",)
     )
-    square = config.image_hw[0] == config.image_hw[1] and config.patch_hw[0] == config.patch_hw[1]
-    if not square or config.channels != 3:
+    if config.channels != 3 or len({*config.image_hw}) > 1 or len({*config.patch_hw}) > 1:
         raise WeightsError(
             f"torchvision's VisionTransformer takes square RGB images and square patches only (got {config.channels} "
             f"channels, image_size={config.image_size}, patch_size={config.patch_size}).",
             hint="Use dialect='native'.",
         )
     if config.stem is not None and not (isinstance(config.stem, ConvStem) and config.stem.norm == "batch"):
-        raise WeightsError(
-            "The torchvision dialect cannot store this stem (expected ConvStem(norm='batch') or none).",
-            hint="Use dialect='native'.",
-        )
+        raise content.unsupported("this stem (expected ConvStem(norm='batch') or none)")
     write_state(content, content.renamed(rules(config)), path)
     return []

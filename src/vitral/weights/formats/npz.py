@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import IO
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
 import numpy as np
@@ -23,6 +22,7 @@ MAX_NAME_LENGTH = 500
 MAX_INFLATION = 20
 """Weights hardly compress; a decompression bomb inflates a thousandfold."""
 _ALWAYS_ALLOWED_BYTES = 64 * 2**20
+_HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def open_npz(path: Path) -> TensorFile:
@@ -57,9 +57,8 @@ def _check_members(path: Path, members: list[ZipInfo]) -> None:
         if ".." in parts or name.startswith(("/", "\\")) or ":" in parts[0] or len(name) > MAX_NAME_LENGTH:
             raise WeightsError(f"{path} contains a member named {name[:80]!r}, which points outside the file.")
         if not name.endswith(".npy"):
-            raise WeightsError(
-                f"{path} contains {name!r}, which is not an array.", hint=f"vitral reads {SAFE_FORMATS}."
-            )
+            hint = f"vitral reads {SAFE_FORMATS}."
+            raise WeightsError(f"{path} contains {name!r}, which is not an array.", hint=hint)
     if len(set(names)) != len(names):
         duplicate = next(name for name in names if names.count(name) > 1)
         raise WeightsError(f"{path} contains {duplicate!r} twice.")
@@ -77,15 +76,16 @@ def _read_header(path: Path, archive: ZipFile, info: ZipInfo) -> tuple[Shape, np
     """Return shape, dtype, whether the order is Fortran's, and the offset of the data."""
     try:
         with archive.open(info) as stream:
-            shape, is_fortran, dtype = _parse_header(stream)
+            version = np.lib.format.read_magic(stream)
+            if version not in _HEADER_READERS:
+                raise ValueError(f"format version {version} is not supported")
+            shape, is_fortran, dtype = _HEADER_READERS[version](stream)
             start = stream.tell()
     except Exception as error:  # headers are Python literals, and hostile ones raise almost anything
         raise WeightsError(f"{path}: {info.filename!r} is not a NumPy array: {str(error)[:200]}.") from error
     if dtype.hasobject:
-        raise WeightsError(
-            f"{path}: {info.filename!r} contains pickled Python objects, which can run code.",
-            hint=f"vitral reads {SAFE_FORMATS}.",
-        )
+        problem = f"{path}: {info.filename!r} contains pickled Python objects, which can run code."
+        raise WeightsError(problem, hint=f"vitral reads {SAFE_FORMATS}.")
     if (dtype.kind not in "fiub" or dtype.itemsize > 8) and dtype.str != "|V2":
         raise WeightsError(f"{path}: {info.filename!r} has dtype {dtype}; expected numbers.")
     if any(side < 0 for side in shape) or prod(shape) * dtype.itemsize != info.file_size - start:
@@ -95,35 +95,19 @@ def _read_header(path: Path, archive: ZipFile, info: ZipInfo) -> tuple[Shape, np
     return shape, dtype, is_fortran, start
 
 
-def _parse_header(stream: IO[bytes]) -> tuple[Shape, bool, np.dtype]:
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(stream)
-    if version == (2, 0):
-        return np.lib.format.read_array_header_2_0(stream)
-    raise ValueError(f"format version {version} is not supported")
-
-
 def _as_tensor(content: bytearray, shape: Shape, dtype: np.dtype, is_fortran: bool) -> Tensor:
-    if dtype.str == "|V2":  # JAX writes bfloat16, which NumPy does not have, as two opaque bytes
-        array = np.frombuffer(content, dtype=np.int16)
-    else:
-        array = np.frombuffer(content, dtype=dtype)
-        array = array.astype(dtype.newbyteorder("="), copy=False)
-    array = array.reshape(shape, order="F" if is_fortran else "C")
+    is_bfloat16 = dtype.str == "|V2"  # JAX writes bfloat16, which NumPy does not have, as two opaque bytes
+    array = np.frombuffer(content, dtype=np.int16 if is_bfloat16 else dtype)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False).reshape(shape, order="F" if is_fortran else "C")
     tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if dtype.str == "|V2" else tensor
+    return tensor.view(torch.bfloat16) if is_bfloat16 else tensor
 
 
 def write_npz(tensors: Mapping[str, Tensor], path: Path, prefix: str = "") -> None:
     """Write an uncompressed npz file atomically, as NumPy's savez does."""
     with atomic_path(path) as temporary, ZipFile(temporary, "w") as archive:
         for name, tensor in tensors.items():
+            is_bfloat16 = tensor.dtype == torch.bfloat16
+            array = tensor.view(torch.int16).numpy().view("V2") if is_bfloat16 else tensor.numpy()
             with archive.open(f"{prefix}{name}.npy", "w", force_zip64=True) as stream:
-                np.lib.format.write_array(stream, _as_array(tensor), allow_pickle=False)
-
-
-def _as_array(tensor: Tensor) -> np.ndarray:
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view("V2")
-    return tensor.numpy()
+                np.lib.format.write_array(stream, array, allow_pickle=False)

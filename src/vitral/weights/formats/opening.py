@@ -1,11 +1,4 @@
-"""Open any checkpoint by its content, never by its suffix. Nothing in a file is executed.
-
-safetensors    safetensors.py: memory-mapped
-npz            npz.py: NumPy arrays, checked member by member
-torch.save     pickle.py: plain tensors only, by weights_only and a list of allowed names
-folder         the checkpoint in it, with config.json and preprocessor_config.json beside it
-mapping        a state dict in memory
-"""
+"""Open any checkpoint by its content, never by its suffix. Nothing in a file is executed."""
 
 import struct
 from collections.abc import Mapping
@@ -39,11 +32,8 @@ def open_tensors(path: Path) -> TensorFile:
         if path.is_dir():
             return _open_folder(path)
         if not path.is_file():
-            problem = f"{path} is not a regular file." if path.exists() else f"File not found: {path}."
-            raise WeightsError(problem)
-        with path.open("rb") as stream:
-            start = stream.read(16)
-        file = _open_by_content(path, start)
+            raise WeightsError(f"{path} is not a regular file." if path.exists() else f"File not found: {path}.")
+        file = _open_file(path)
     except OSError as error:
         raise WeightsError(f"Cannot read {path}: {error.strerror or error}.") from error
     is_native = "vitral" in file.metadata
@@ -64,7 +54,9 @@ def open_state_dict(state: Mapping[str, Tensor]) -> TensorFile:
     )
 
 
-def _open_by_content(path: Path, start: bytes) -> TensorFile:
+def _open_file(path: Path) -> TensorFile:
+    with path.open("rb") as stream:
+        start = stream.read(16)
     if start[:4] == b"PK\x03\x04":
         return _open_archive(path)
     if len(start) > 8 and start[8:9] == b"{":

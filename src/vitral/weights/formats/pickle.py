@@ -37,10 +37,9 @@ def open_pickle(path: Path) -> TensorFile:
         raise WeightsError(f"Cannot read {path} as a state dict: {first_line(error)}.") from error
     tensors, ignored, notes = _find_tensors(path, content)
     for name, tensor in tensors.items():
-        if tensor.layout != torch.strided or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise WeightsError(
-                f"{path}: tensor {name!r} claims shape {tuple(tensor.shape)}, which is more than it stores."
-            )
+        if tensor.layout != torch.strided or tensor.nbytes > tensor.untyped_storage().nbytes():
+            claim = f"tensor {name!r} claims shape {tuple(tensor.shape)}"
+            raise WeightsError(f"{path}: {claim}, which is more than it stores.")
     return TensorFile(
         path=path,
         format="torch",
@@ -60,8 +59,12 @@ def _check_pickle(path: Path) -> bool:
         try:
             if is_archive:
                 with ZipFile(path) as archive:
-                    _check_stored(path, archive, size)
-                    (program,) = (info for info in archive.infolist() if info.filename.endswith("data.pkl"))
+                    members = archive.infolist()
+                    if packed := [info.filename for info in members if info.compress_type != ZIP_STORED]:
+                        raise WeightsError(f"{path}: member {packed[0]!r} is compressed; torch.save never compresses.")
+                    if sum(info.file_size for info in members) > size:
+                        raise WeightsError(f"{path} claims to contain more than its {size:,} bytes.")
+                    (program,) = (info for info in members if info.filename.endswith("data.pkl"))
                     with archive.open(program) as opened:
                         _check_program(path, opened, size)
             else:
@@ -70,14 +73,6 @@ def _check_pickle(path: Path) -> bool:
         except (ValueError, BadZipFile, EOFError, KeyError, UnicodeDecodeError, NotImplementedError) as error:
             raise WeightsError(f"{path} is truncated, damaged or not a state dict: {error}.") from error
     return is_archive
-
-
-def _check_stored(path: Path, archive: ZipFile, size: int) -> None:
-    for info in archive.infolist():
-        if info.compress_type != ZIP_STORED:
-            raise WeightsError(f"{path}: member {info.filename!r} is compressed; torch.save never compresses.")
-    if sum(info.file_size for info in archive.infolist()) > size:
-        raise WeightsError(f"{path} claims to contain more than its {size:,} bytes.")
 
 
 def _check_program(path: Path, stream: IO[bytes], size: int) -> None:
@@ -91,10 +86,8 @@ def _check_program(path: Path, stream: IO[bytes], size: int) -> None:
                     hint=f"Save only the state dict. vitral reads {SAFE_FORMATS}.",
                 )
         elif opcode in ("STACK_GLOBAL", "EXT1", "EXT2", "EXT4"):
-            raise WeightsError(
-                f"{path} uses {opcode} of a newer pickle protocol. vitral did not open it.",
-                hint=f"Save the state dict with torch.save's default protocol. vitral reads {SAFE_FORMATS}.",
-            )
+            hint = f"Save the state dict with torch.save's default protocol. vitral reads {SAFE_FORMATS}."
+            raise WeightsError(f"{path} uses {opcode} of a newer pickle protocol. vitral did not open it.", hint=hint)
         elif opcode == "BINPERSID":  # a storage: ..., key, device, number of items
             key, _, items = recent[-3:]
             declared[key] = items if isinstance(items, int) else size + 1
@@ -120,19 +113,18 @@ def _operations(stream: IO[bytes]) -> Iterator[tuple[str, Any, list[object]]]:
 def _find_tensors(path: Path, content: object) -> tuple[dict[str, Tensor], dict[str, str], tuple[str, ...]]:
     """Return tensors, ignored content and notes of a state dict, unwrapped from what a training script saved."""
     ignored: dict[str, str] = {}
-    notes: tuple[str, ...] = ()
+    notes: list[str] = []
     for _ in range(4):
-        if not isinstance(content, Mapping):
-            break
-        key = next((key for key in _WRAPPERS if isinstance(content.get(key), Mapping)), None)
+        wrapped = content if isinstance(content, Mapping) else {}
+        key = next((key for key in _WRAPPERS if isinstance(wrapped.get(key), Mapping)), None)
         if key is None:
             break
-        ignored |= {str(other): f"the weights are under {key!r}" for other in content if other != key}
-        notes = (*notes, f"Loaded the weights under {key!r}.") if len(content) > 1 else notes
-        content = content[key]
+        ignored |= {str(other): f"the weights are under {key!r}" for other in wrapped if other != key}
+        notes += [f"Loaded the weights under {key!r}."] if len(wrapped) > 1 else []
+        content = wrapped[key]
     if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
         keys = f"keys {', '.join(map(str, list(content)[:6]))}" if isinstance(content, Mapping) else type(content)
         raise WeightsError(f"{path} does not contain a state dict of tensors (got {str(keys)[:200]}).")
     tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     ignored |= {str(name): "not a tensor" for name, value in content.items() if not isinstance(value, Tensor)}
-    return tensors, ignored, notes
+    return tensors, ignored, tuple(notes)

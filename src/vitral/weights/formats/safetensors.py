@@ -18,9 +18,8 @@ def open_safetensors(path: Path) -> TensorFile:
         handle = safe_open(path, framework="pt", device="cpu")
         shapes = {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise WeightsError(
-            f"{path} is a damaged or truncated safetensors file: {error}.", hint="Download or copy it again."
-        ) from error
+        problem = f"{path} is a damaged or truncated safetensors file: {error}."
+        raise WeightsError(problem, hint="Download or copy it again.") from error
 
     def read(name: str) -> Tensor:
         try:
