@@ -1,13 +1,20 @@
 """Layers that several parts of a network share, each with the initial values of the reference implementation."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import sqrt
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitral.model.bit_config import BiTConfig
+from vitral.model.config import ViTConfig
+from vitral.model.parameter_groups import group_parameters
+
+Config = TypeVar("Config", ViTConfig, BiTConfig)
 Initializer = Callable[[Tensor], object]
 
 
@@ -42,10 +49,21 @@ class Linear(nn.Linear):
         self._initializers = weight, bias  # before super().__init__, which calls reset_parameters
         super().__init__(inputs, outputs)  # pyright: ignore[reportUnknownMemberType]
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        with torch.no_grad():
-            for parameter, initializer in zip((self.weight, self.bias), self._initializers, strict=True):
-                initialize(parameter, initializer)
+        for parameter, initializer in zip((self.weight, self.bias), self._initializers, strict=True):
+            initialize(parameter, initializer)
+
+
+class Conv(nn.Conv2d):
+    """A convolution without bias."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0):
+        args = inputs, outputs, kernel, stride, padding
+        super().__init__(*args, bias=False)  # pyright: ignore[reportUnknownMemberType]
+
+    def reset_parameters(self) -> None:
+        initialize(self.weight, lecun_normal_)
 
 
 class MLP(nn.Module):
@@ -74,7 +92,48 @@ def build_dropout(rate: float) -> nn.Module:
     return nn.Dropout(rate) if rate else nn.Identity()
 
 
-def build_head(width: int, num_classes: int, bias: float) -> nn.Module:
+def build_representation(config: ViTConfig) -> nn.Module:
+    """Return the hidden layer of the pre-training head (section 3.1)."""
+    if config.representation is None:
+        return nn.Identity()
+    hidden = Linear(config.width, config.representation, weight=lecun_normal_)
+    return nn.Sequential(hidden, build_activation(config.representation_activation))
+
+
+def build_head(config: ViTConfig | BiTConfig) -> nn.Module:
     """Return a linear layer with zero weights and a constant bias; nothing for 0 classes."""
-    initial_bias = partial(nn.init.constant_, val=bias)
-    return Linear(width, num_classes, weight=nn.init.zeros_, bias=initial_bias) if num_classes else nn.Identity()
+    if not config.num_classes:
+        return nn.Identity()
+    bias = partial(nn.init.constant_, val=config.head_bias)
+    return Linear(config.representation or config.width, config.num_classes, weight=nn.init.zeros_, bias=bias)
+
+
+class BaseNetwork(nn.Module, Generic[Config]):
+    """What ViT and BiT share for training: a new head, and the groups of an optimizer."""
+
+    config: Config
+    blocks: nn.ModuleList
+    norm: nn.LayerNorm | nn.GroupNorm
+    head: nn.Module
+
+    def reset_head(self, num_classes: int) -> Self:
+        """Replace the head by a new one with zero weights, for another number of classes; 0 removes it."""
+        bias = self.config.head_bias if num_classes else 0.0
+        self.config = replace(self.config, num_classes=num_classes, head_bias=bias)
+        self.head = build_head(self.config).to(self.norm.weight)
+        return self
+
+    def parameter_groups(self, lr: float, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
+        """Return parameter groups for an optimizer, with weight decay for matrices only and layer-wise rates.
+
+        The head learns at `lr`, each layer below it at `layer_decay` times the rate of the layer above."""
+        parameters = {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+        return [
+            {
+                "names": group.names,
+                "params": [parameters[name] for name in group.names],
+                "lr": lr * group.scale,
+                "weight_decay": weight_decay if group.decays else 0.0,
+            }
+            for group in group_parameters(parameters, len(self.blocks), layer_decay)
+        ]
