@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import sqrt
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,7 @@ from vitral.model.config import ViTConfig
 from vitral.model.parameter_groups import group_parameters
 
 Config = TypeVar("Config", ViTConfig, BiTConfig)
+Network = TypeVar("Network", bound="BaseNetwork[Any]")  # the tests check types with beartype, which refuses Self
 Initializer = Callable[[Tensor], object]
 
 
@@ -116,7 +117,7 @@ class BaseNetwork(nn.Module, Generic[Config]):
     norm: nn.LayerNorm | nn.GroupNorm
     head: nn.Module
 
-    def reset_head(self, num_classes: int) -> Self:
+    def reset_head(self: Network, num_classes: int) -> Network:
         """Replace the head by a new one with zero weights, for another number of classes; 0 removes it."""
         bias = self.config.head_bias if num_classes else 0.0
         self.config = replace(self.config, num_classes=num_classes, head_bias=bias)
