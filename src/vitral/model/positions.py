@@ -77,24 +77,30 @@ class Positions(nn.Module):
         """Return one row per token of one image: class token, registers, patches."""
         if self.kind == "learned" and grid == self.grid and not self.registers:
             return self.table
-        class_row, patches = self.tables(like)
+        patches = self.patch_rows(like)
         if grid != self.grid:
             patches = resample_rows(patches, self.grid, grid, self.resample)
         registers = like.new_zeros(self.registers, self.width)  # registers have no position
-        return torch.cat([class_row, registers, patches])
+        return torch.cat([self.class_rows(like), registers, patches])
 
-    def tables(self, like: Tensor) -> tuple[Float[Tensor, "class D"], Float[Tensor, "patches D"]]:
-        """Return the row of the class token (no row without one), and one row per patch on the grid of the table."""
-        rows, columns = self.grid
-        tokens = int(self.has_class_token)
+    def patch_rows(self, like: Tensor) -> Float[Tensor, "patches D"]:
+        """Return one row per patch, on the grid of the table."""
         if self.kind == "learned":
-            return self.table[:tokens], self.table[tokens:]
-        zeros = like.new_zeros(tokens, self.width)
+            return self.table[int(self.has_class_token) :]
+        rows, columns = self.grid
         if self.kind == "sincos-2d":
-            return zeros, sincos_rows(rows, columns, self.width, like.device).to(like.dtype)
+            return sincos_rows(rows, columns, self.width, like.device).to(like.dtype)
         x = self.column_table.expand(rows, -1, -1)  # X in the first half, Y in the second
         y = self.row_table[:, None].expand(-1, columns, -1)
-        return self.class_row if tokens else zeros, torch.cat([x, y], dim=-1).flatten(0, 1)
+        return torch.cat([x, y], dim=-1).flatten(0, 1)
+
+    def class_rows(self, like: Tensor) -> Float[Tensor, "class D"]:
+        """Return the row of the class token, or no row without one."""
+        if self.kind == "learned":
+            return self.table[: int(self.has_class_token)]
+        if self.kind == "learned-2d" and self.has_class_token:
+            return self.class_row
+        return like.new_zeros(int(self.has_class_token), self.width)
 
 
 @_cached
