@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from vitral.errors import ConfigError, check_type
+from vitral.model.base import BaseNetwork, build_head
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import NORM_GROUPS
 from vitral.model.features import ByLayer, Features, Tokens
-from vitral.model.layers import BaseNetwork, Conv, build_head
+from vitral.model.layers import Conv
 from vitral.model.packing import check_images, stack_by_size
 
 Images = Float[Tensor, "B C H W"] | Sequence[Float[Tensor, "C _ _"]]
@@ -44,7 +45,7 @@ class BiT(BaseNetwork[BiTConfig]):
     def forward(self, images: Images) -> Float[Tensor, "B K"]:
         """Return logits (B, K) for (B, C, H, W), or for a list of (C, H, W) of any sizes."""
         if not isinstance(images, Tensor):
-            stacks, order = stack_by_size(images, self.config, self.root.weight)
+            stacks, order = stack_by_size(images, self.config.channels, self.config.grid, self.root.weight)
             logits = torch.cat([self.forward(stack) for stack in stacks])
             return logits[torch.tensor(order, device=logits.device).argsort()]
         return self.head(self.encode(images).mean(dim=(2, 3)))
@@ -69,7 +70,7 @@ class BiT(BaseNetwork[BiTConfig]):
             raise ConfigError(f"layers={layers!r}: a BiT has features of its last feature map only.", hint="Omit it.")
         if isinstance(images, Tensor):
             return build_features(self.encode(images))
-        stacks, order = stack_by_size(images, self.config, self.root.weight)
+        stacks, order = stack_by_size(images, self.config.channels, self.config.grid, self.root.weight)
         maps = dict(zip(order, (image for stack in stacks for image in self.encode(stack)), strict=True))
         return [build_features(maps[index][None]) for index in range(len(order))]
 

@@ -5,14 +5,13 @@ treat each token separately, run on the whole sequence; attention and pooling ru
 group and keeps its shape (B, N, D): it is never copied or split.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from vitral.errors import DataError
-from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
 
 
@@ -88,16 +87,18 @@ def arrange(images: Tensor | Sequence[Tensor], config: ViTConfig, weight: Tensor
         check_images(images, config.channels, weight, axes=4)
         stacks, order = [images], None
     else:
-        stacks, order = stack_by_size(images, config, weight)
+        stacks, order = stack_by_size(images, config.channels, config.grid, weight)
     extras = config.extra_tokens  # shape[0], because len() would fix the batch size of an exported model
     groups = tuple(Group(stack.shape[0], config.grid(*stack.shape[2:]), extras) for stack in stacks)
     return stacks, Packing(groups, order)
 
 
 def stack_by_size(
-    images: Sequence[Tensor], config: ViTConfig | BiTConfig, weight: Tensor
+    images: Sequence[Tensor], channels: int, grid: Callable[[int, int], object], weight: Tensor
 ) -> tuple[list[Tensor], tuple[int, ...]]:
-    """Stack the images of a list by size. Return the stacks, and the list index of each stacked image."""
+    """Stack the images of a list by size. Return the stacks, and the list index of each stacked image.
+
+    `grid` raises DataError for a (height, width) that the network cannot use."""
     if not isinstance(images, list | tuple):
         raise DataError(f"The model takes a tensor or a list of tensors (got {type(images).__name__}).")
     if not images:
@@ -107,8 +108,8 @@ def stack_by_size(
         if not isinstance(cast("object", image), Tensor):
             raise DataError(f"images[{index}] must be a tensor (got {type(image).__name__}).")
         try:
-            check_images(image, config.channels, weight, axes=3)
-            config.grid(image.shape[1], image.shape[2])
+            check_images(image, channels, weight, axes=3)
+            grid(image.shape[1], image.shape[2])
         except DataError as error:
             raise DataError(f"images[{index}]: {error}") from None
         by_size.setdefault(tuple(image.shape), []).append(index)

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from vitral.errors import check_type
+from vitral.model.base import BaseNetwork, build_head
 from vitral.model.block import Block
 from vitral.model.config import ViTConfig
 from vitral.model.features import Features, build_features, choose_layers
-from vitral.model.layers import BaseNetwork, build_dropout, build_head, build_representation, initialize, normal_
+from vitral.model.layers import build_dropout, build_representation, initialize, normal_
 from vitral.model.packing import Packing, arrange, join
 from vitral.model.patches import Patches
 from vitral.model.pool import build_pool
