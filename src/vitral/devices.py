@@ -1,6 +1,8 @@
 """Choose the device and the precision, each with the reason for the choice."""
 
+import ctypes
 import re
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -33,28 +35,20 @@ def choose_device(device: str = "auto") -> Choice:
     if device == "cpu":
         return Choice("cpu", "requested")
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if device != "auto":
-        _check_available(device, available)
-        return Choice(device, "requested")
-    if available["cuda"]:
-        return Choice("cuda", f"found a GPU: {torch.cuda.get_device_name()}")
-    if available["mps"]:
-        return Choice("mps", "found an Apple GPU")
-    return Choice("cpu", f"torch {torch.__version__} found no GPU")
-
-
-def _check_available(device: str, available: dict[str, bool]) -> None:
-    import torch
-
+    if device == "auto":
+        if available["cuda"]:
+            return Choice("cuda", f"found a GPU: {torch.cuda.get_device_name()}")
+        if available["mps"]:
+            return Choice("mps", "found an Apple GPU")
+        return Choice("cpu", f"torch {torch.__version__} found no GPU")
     kind, _, number = device.partition(":")
     if not available[kind]:
-        raise ConfigError(
-            f"device={device!r} is not available: torch {torch.__version__} found none.",
-            hint="Use device='cpu', or install a build of torch for this device.",
-        )
+        hint = "Use device='cpu', or install a build of torch for this device."
+        raise ConfigError(f"device={device!r} is not available: torch {torch.__version__} found none.", hint=hint)
     count = torch.cuda.device_count() if kind == "cuda" else 1
     if int(number or 0) >= count:
         raise ConfigError(f"device={device!r} does not exist (expected a number from 0 to {count - 1}).")
+    return Choice(device, "requested")
 
 
 def choose_precision(device: str) -> Choice:
@@ -67,17 +61,10 @@ def choose_precision(device: str) -> Choice:
         return Choice("bfloat16", "native on this GPU") if native else Choice("float32", "no bfloat16 on this GPU")
     if kind == "mps":
         return Choice("float32", "bfloat16 is hardly faster on Apple GPUs")
-    if _cpu_has_bfloat16():
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # missing in older releases of torch
+    if any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")):
         return Choice("bfloat16", "native on this CPU")
     return Choice("float32", "no native bfloat16 on this CPU")
-
-
-def _cpu_has_bfloat16() -> bool:
-    import torch
-
-    get_capabilities = getattr(torch.cpu, "get_capabilities", dict)  # missing in older releases of torch
-    capabilities = get_capabilities()
-    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def keep_freed_memory() -> bool:
@@ -85,9 +72,6 @@ def keep_freed_memory() -> bool:
 
     Every training step allocates the same large tensors again, and new pages from Linux cost up to a tenth of its time.
     """
-    import ctypes
-    import sys
-
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -103,12 +87,8 @@ def keep_freed_memory() -> bool:
 def release_freed_memory() -> None:
     """Return the memory that `keep_freed_memory` keeps to Linux.
 
-    Tensors of different lifetimes leave ever more holes that no later tensor fits: 7 GB after a thousand steps of 256
-    tokens.
+    Tensors of different lifetimes leave holes that no later tensor fits: 7 GB after a thousand steps of 256 tokens.
     """
-    import ctypes
-    import sys
-
     if sys.platform.startswith("linux"):
         with suppress(OSError, AttributeError):  # glibc only
             ctypes.CDLL(None).malloc_trim(0)

@@ -2,12 +2,6 @@
 
 Each message names the problem, the value and the rule; `hint` is the fix. The command line prints the message and
 exits with `exit_code`.
-
-    VitralError
-      ConfigError   an invalid setting, name or combination of settings
-      DataError     images or tensors that cannot be used
-      WeightsError  a checkpoint that cannot be read, matched to a model or written
-      MissingError  an optional package that is not installed
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,6 +14,7 @@ from typing import cast
 
 MAX_NUMBER = 3.4e38
 """Larger numbers overflow float32, so `check_number` refuses them like infinity."""
+Bound = float | None
 
 
 class VitralError(Exception):
@@ -34,7 +29,7 @@ class VitralError(Exception):
 
 
 class ConfigError(VitralError):
-    """A setting is invalid. The message names the field, the value and the rule."""
+    """A setting, a name or a combination of settings is invalid."""
 
     exit_code = 2
 
@@ -85,13 +80,7 @@ def check_int(name: str, value: object, *, minimum: int | None = None, maximum: 
 
 
 def check_number(
-    name: str,
-    value: object,
-    *,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
+    name: str, value: object, *, minimum: Bound = None, maximum: Bound = None, above: Bound = None, below: Bound = None
 ) -> float:
     """Return `value` as a float, or raise ConfigError unless finite and in bounds; above and below are exclusive."""
     number = _to_float(value)
@@ -168,7 +157,7 @@ _REPR = _ShortRepr()
 _REPR.maxlong, _REPR.maxstring, _REPR.maxother = 40, 80, 80
 
 
-def _bounds(low: float | None, high: float | None, above: float | None = None, below: float | None = None) -> str:
+def _bounds(low: Bound, high: Bound, above: Bound = None, below: Bound = None) -> str:
     """Return the allowed range in words, with a leading space, or "" without bounds."""
     if low is not None and high is not None:
         return f" from {low} to {high}"

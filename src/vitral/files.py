@@ -32,8 +32,6 @@ def atomic_path(path: Path, error: type[VitralError] = WeightsError) -> Iterator
         temporary.chmod(0o666 & ~_umask())  # safetensors creates files that only their owner can read
         flush_to_disk(temporary)
         os.replace(temporary, path)
-    except VitralError:
-        raise
     except (OSError, RuntimeError, ValueError, _safetensors_error()) as cause:
         # torch.save reports a full disk as a RuntimeError, safetensors as an error of its own.
         raise write_error(path, cause, error) from cause
@@ -43,7 +41,7 @@ def atomic_path(path: Path, error: type[VitralError] = WeightsError) -> Iterator
 
 
 @contextmanager
-def atomic_files(path: Path, error: type[VitralError] = WeightsError) -> Iterator[Path]:
+def atomic_files(path: Path) -> Iterator[Path]:
     """Yield a path of the same name in a temporary folder; on success, move every file written there beside the target.
 
     For formats that write several files: the target itself is moved last, so that it never refers to a missing one.
@@ -56,7 +54,7 @@ def atomic_files(path: Path, error: type[VitralError] = WeightsError) -> Iterato
                 flush_to_disk(written)
                 written.replace(path.with_name(written.name))
     except OSError as cause:
-        raise write_error(path, cause, error) from cause
+        raise write_error(path, cause, WeightsError) from cause
 
 
 def write_error(path: Path, cause: Exception, error: type[VitralError]) -> VitralError:
@@ -144,10 +142,8 @@ def try_lock(handle: int) -> bool:
 
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True  # a file system without locks must not keep anybody from working
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)  # a file system without locks must not keep anybody from working
     return True
 
 

@@ -50,24 +50,20 @@ class Preprocess:
         check_choice("resize", self.resize, get_args(Resize))
         check_choice("interpolation", self.interpolation, get_args(Interpolation))
         check_bool("antialias", self.antialias)
-        self._check_numbers()
-
-    def _check_numbers(self) -> None:
+        check_int("channels", self.channels, minimum=1)
+        check_number("crop_fraction", self.crop_fraction, above=0, maximum=1)
+        check_int("background", self.background, minimum=0, maximum=255)
         if len(self.size) != 2:
             raise ConfigError(f"size must be (height, width) (got {short_repr(self.size)}).")
         for side in self.size:
             check_int("each side of size", side, minimum=1, maximum=MAX_SIDE)
-        check_int("channels", self.channels, minimum=1)
         for name in ("mean", "std"):
             values = getattr(self, name)
             if len(values) != self.channels:
-                raise ConfigError(
-                    f"{name} must have one number per channel (got {short_repr(values)} for channels={self.channels})."
-                )
+                got = f"{short_repr(values)} for channels={self.channels}"
+                raise ConfigError(f"{name} must have one number per channel (got {got}).")
             for value in values:
                 check_number(f"each of {name}", value, above=0 if name == "std" else None)
-        check_number("crop_fraction", self.crop_fraction, above=0, maximum=1)
-        check_int("background", self.background, minimum=0, maximum=255)
 
     def with_changes(self, changes: "Preprocess | Mapping[str, Any]") -> "Preprocess":
         """Return `changes` if it is a Preprocess, else this one with the given fields changed."""

@@ -8,12 +8,13 @@ standard deviation. Its metadata describes the preprocessing and the labels as J
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from vitral import __version__
 from vitral.data.transforms import scale_and_shift
 from vitral.errors import ConfigError, VitralError, WeightsError, did_you_mean, first_line
-from vitral.exporting import onnx, pt2
+from vitral.exporting import onnx
 from vitral.files import atomic_files
 from vitral.model.network import Network
 from vitral.preprocess import Preprocess
@@ -33,18 +34,38 @@ from vitral.weights.save import as_checkpoint
 TOLERANCE = 1e-4
 """Largest allowed difference, relative to the largest logit or 1: other kernels add in another order."""
 BATCH_SIZES = (1, 3)
+PT2_MEMBER = "vitral.json"
+"""Member of a .pt2 archive with the JSON that describes the model."""
+
+Run = Callable[[np.ndarray], np.ndarray]
+"""Runs a file: images -> outputs."""
 
 
-class Target(Protocol):
-    """A format: what it needs, how to write it, and how to run it."""
-
-    def check(self) -> None: ...
-    def prepare(self, network: nn.Module) -> None: ...
-    def write(self, program: torch.export.ExportedProgram, path: Path, output: str, metadata: str) -> None: ...
-    def load(self, path: Path) -> Callable[[np.ndarray], np.ndarray]: ...
+def write_pt2(program: torch.export.ExportedProgram, path: Path, output: str, metadata: str) -> None:
+    content = BytesIO()  # torch's own file writer kills the process on a full disk
+    torch.export.save(program, content, extra_files={PT2_MEMBER: metadata})
+    path.write_bytes(content.getbuffer())
 
 
-TARGETS: Mapping[str, Target] = {"onnx": onnx, "pt2": pt2}
+def load_pt2(path: Path) -> Run:
+    """Load a file that vitral wrote a moment ago: loading a foreign one can run code."""
+    module = torch.export.load(BytesIO(path.read_bytes())).module()
+
+    def run(images: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            return module(torch.from_numpy(images)).numpy()
+
+    return run
+
+
+class Target(NamedTuple):
+    """A format: how to write a file, and how to load it."""
+
+    write: Callable[[torch.export.ExportedProgram, Path, str, str], None]
+    load: Callable[[Path], Run]
+
+
+TARGETS = {"onnx": Target(onnx.write, onnx.load), "pt2": Target(write_pt2, load_pt2)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,19 +119,19 @@ def export(
         network = PixelModel(deepcopy(checkpoint.model).float().cpu(), checkpoint.preprocess).eval()
         batches = [random_images(checkpoint, size) for size in BATCH_SIZES]
         expected = compute_outputs(network, batches)
-        target.prepare(network)
+        if to == "onnx":
+            onnx.unfuse_relative_attention(network)
         program = trace(network, batches[-1])
         on_stage(f"writing {path.name}")
         target.write(program, temporary, output, json.dumps(file_metadata(checkpoint), ensure_ascii=False))
         on_stage("comparing the outputs")
         difference = compare(target.load(temporary), batches, expected)
-        written = list(temporary.parent.iterdir())
-        size = sum(file.stat().st_size for file in written)
+        sizes = [file.stat().st_size for file in temporary.parent.iterdir()]
         check_target(to, path, overwrite)  # somebody may have written a file there in the meantime
-    if to == "onnx" and len(written) == 1:
+    if to == "onnx" and len(sizes) == 1:
         data_path(path.resolve()).unlink(missing_ok=True)  # weights of the file that was replaced
     notes = tuple(export_notes(checkpoint, expected))
-    return Exported(path=str(path), to=to, bytes=size, difference=difference, images=len(expected), notes=notes)
+    return Exported(path=str(path), to=to, bytes=sum(sizes), difference=difference, images=len(expected), notes=notes)
 
 
 def check_target(to: str, path: str | Path, overwrite: bool) -> Target:
@@ -129,7 +150,8 @@ def check_target(to: str, path: str | Path, overwrite: bool) -> Target:
             raise WeightsError(f"{file} already exists.", hint="Pass --overwrite to replace it.")
     if not path.parent.is_dir():
         raise WeightsError(f"Cannot write {path}: the folder {path.parent} does not exist.", hint="Create it first.")
-    TARGETS[to].check()
+    if to == "onnx":
+        onnx.check_packages()
     return TARGETS[to]
 
 
@@ -157,13 +179,8 @@ def file_metadata(checkpoint: Checkpoint) -> dict[str, Any]:
         "preprocess": checkpoint.preprocess.as_dict(),
         "labels": checkpoint.labels,
         "multi_label": checkpoint.multi_label,
-        "assumed": list(_assumed(checkpoint)),
+        "assumed": list(checkpoint.report.assumed) if checkpoint.report else [],
     }
-
-
-def _assumed(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return what the checkpoint's file did not specify."""
-    return checkpoint.report.assumed if checkpoint.report is not None else ()
 
 
 def random_images(checkpoint: Checkpoint, count: int) -> Tensor:
@@ -185,7 +202,7 @@ def trace(network: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
         return torch.export.export(network, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
 
 
-def compare(run: Callable[[np.ndarray], np.ndarray], batches: Sequence[Tensor], expected: np.ndarray) -> float:
+def compare(run: Run, batches: Sequence[Tensor], expected: np.ndarray) -> float:
     """Return the largest relative difference of any output; raise VitralError if it exceeds the tolerance."""
     outputs = np.concatenate([run(images.numpy()) for images in batches])
     difference = float(np.abs(outputs - expected).max()) / max(1.0, float(np.abs(expected).max()))
@@ -198,7 +215,8 @@ def compare(run: Callable[[np.ndarray], np.ndarray], batches: Sequence[Tensor], 
 def export_notes(checkpoint: Checkpoint, outputs: np.ndarray) -> Iterator[str]:
     """Yield what somebody who uses the file should know."""
     config = checkpoint.model.config
-    yield from (f"assumed: {assumption}" for assumption in _assumed(checkpoint))
+    for assumption in checkpoint.report.assumed if checkpoint.report else ():
+        yield f"assumed: {assumption}"
     if not np.ptp(outputs, axis=0).any():
         yield "All images have the same output because the head is untrained, so the comparison proves nothing."
     if not config.num_classes:

@@ -24,13 +24,13 @@ MAX_BYTES = 1536 * 2**20
 """Weights above this size go to a file .onnx.data beside the model, because protobuf ends at 2 GiB."""
 
 
-def check() -> None:
+def check_packages() -> None:
     for package in ("onnxscript", "onnxruntime"):
         if find_spec(package) is None:
             raise missing_package(package, "fast", "Exporting to ONNX")
 
 
-def prepare(network: nn.Module) -> None:
+def unfuse_relative_attention(network: nn.Module) -> None:
     """Replace fused attention with a bias (relative positions), which torch 2.13 fails to translate to ONNX."""
     for module in network.modules():
         if isinstance(module, Attention) and module.relative is not None:
@@ -70,8 +70,7 @@ def _name_batch_dimension(graph: "onnx_ir.Graph") -> None:
     symbol = str(shape[0])
     for value in (*graph.inputs, *graph.outputs, *(output for node in graph for output in node.outputs)):
         if value.shape is not None:
-            sides = ("batch" if str(side) == symbol else side for side in value.shape)
-            value.shape = onnx_ir.Shape(sides)
+            value.shape = onnx_ir.Shape("batch" if str(side) == symbol else side for side in value.shape)
 
 
 def _guard_padded_pools(graph: "onnx_ir.Graph") -> None:

@@ -37,33 +37,17 @@ class Attention(nn.Module):
     def forward(self, x: Float[Tensor, "B N D"], packing: Packing, record: bool = True) -> Float[Tensor, "B N D"]:
         """Attend within each image. `record=False` skips the recorders, for a repeated computation."""
         parts = zip(packing.split(self.to_qkv(x)), packing.groups, strict=True)
-        if not record or not self.recorders:
-            return self.to_out(join([self.mix(qkv, group) for qkv, group in parts]))
-        mixed, weights = zip(*[self.mix_with_weights(qkv, group) for qkv, group in parts], strict=True)
-        for recorder in self.recorders:
-            recorder(list(weights), packing)
-        return self.to_out(join(mixed))
+        if record and self.recorders:
+            pairs = [self.attend_with_weights(*self.split_heads(qkv), group) for qkv, group in parts]
+            mixed, weights = zip(*pairs, strict=True)
+            for recorder in self.recorders:
+                recorder(list(weights), packing)
+        else:
+            mixed = [self.attend(*self.split_heads(qkv), group) for qkv, group in parts]
+        return self.to_out(join([y.transpose(1, 2).flatten(2) for y in mixed]))  # (B, heads, N, head_dim) -> (B, N, D)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"recorders": ()}  # a copy or pickle of the model is not recorded
-
-    def mix(self, qkv: Float[Tensor, "B N QKV"], group: Group) -> Float[Tensor, "B N D"]:
-        """Mix the values by attention, with the fused kernel."""
-        q, k, v = self.split_heads(qkv)
-        mixed = self.attend(q, k, v, group)
-        return mixed.transpose(1, 2).flatten(2)  # (B, heads, N, head_dim) -> (B, N, D)
-
-    def mix_with_weights(self, qkv: Float[Tensor, "B N QKV"], group: Group) -> tuple[Tensor, Tensor]:
-        """Do the same without the fused kernel, and also return the attention weights (B, heads, N, N)."""
-        q, k, v = self.split_heads(qkv)
-        logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-        if self.relative is not None:
-            logits = logits + self.relative(q, group)
-        if (visible := self.visible_keys(group, q.device)) is not None:
-            logits = logits.masked_fill(~visible, float("-inf"))
-        weights = logits.softmax(dim=-1)
-        mixed = F.dropout(weights, self.drop_rate, self.training) @ v
-        return mixed.transpose(1, 2).flatten(2), weights
 
     def split_heads(self, qkv: Float[Tensor, "B N QKV"]) -> tuple[Heads, Heads, Heads]:
         x = torch.unflatten(qkv, -1, (3, self.heads, -1))
@@ -71,8 +55,18 @@ class Attention(nn.Module):
         return q, k, v
 
     def attend(self, q: Heads, k: Heads, v: Heads, group: Group) -> Heads:
-        bias = None if self.relative is None else self.relative(q, group)
-        return self.fused(q, k, v, bias)
+        """Mix the values by attention, with the fused kernel."""
+        return self.fused(q, k, v, None if self.relative is None else self.relative(q, group))
+
+    def attend_with_weights(self, q: Heads, k: Heads, v: Heads, group: Group) -> tuple[Heads, Tensor]:
+        """Do the same without the fused kernel, and also return the attention weights (B, heads, N, N)."""
+        logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+        if self.relative is not None:
+            logits = logits + self.relative(q, group)
+        if (visible := self.visible_keys(group, q.device)) is not None:
+            logits = logits.masked_fill(~visible, float("-inf"))
+        weights = logits.softmax(dim=-1)
+        return F.dropout(weights, self.drop_rate, self.training) @ v, weights
 
     def fused(self, q: Heads, k: Heads, v: Heads, bias: Tensor | None) -> Heads:
         dropout = self.drop_rate if self.training else 0.0
@@ -89,41 +83,35 @@ class AxialAttention(Attention):
     Patches attend to their row (or column), the class token and the registers. Class token and registers attend to all.
     """
 
-    def __init__(self, config: ViTConfig, *, along: str):
+    def __init__(self, config: ViTConfig, *, axis: int):
         super().__init__(config)
-        self.along_rows = along == "rows"
+        self.axis = axis  # of the grid: 0 attends along rows, 1 along columns
 
     def attend(self, q: Heads, k: Heads, v: Heads, group: Group) -> Heads:
         extras = group.extras
         bias = None if self.relative is None else self.relative(q, group)
-        k_line, v_line = (self.with_extras(x, group) for x in (k, v))
-        patches = self.fused(self.to_lines(q[:, :, extras:], group), k_line, v_line, self.line_bias(bias, group))
-        patches = self.from_lines(patches, group)
+        q_line, k_line, v_line = self.to_lines(q[:, :, extras:], group), *(self.with_extras(x, group) for x in (k, v))
+        patches = self.from_lines(self.fused(q_line, k_line, v_line, self.line_bias(bias, group)), group)
         if not extras:
             return patches
         extra_tokens = self.fused(q[:, :, :extras], k, v, None if bias is None else bias[:, :, :extras])
         return torch.cat([extra_tokens, patches], dim=2)
 
-    def count_lines(self, group: Group) -> int:
-        return group.grid[0] if self.along_rows else group.grid[1]
-
     def to_lines(self, x: Heads, group: Group) -> Float[Tensor, "lines H _ E"]:
         """Split patches into rows or columns, which become the batch."""
         x = torch.unflatten(x, 2, group.grid)  # (B, heads, rows, columns, head_dim)
-        x = x.permute(0, 2, 1, 3, 4) if self.along_rows else x.permute(0, 3, 1, 2, 4)
-        return x.flatten(0, 1)
+        return x.movedim(2 + self.axis, 1).flatten(0, 1)
 
     def from_lines(self, x: Float[Tensor, "lines H _ E"], group: Group) -> Heads:
         """Join rows or columns into patches again."""
-        lines = self.count_lines(group)
+        lines = group.grid[self.axis]
         x = torch.unflatten(x, 0, (x.shape[0] // lines, lines))
-        x = x.permute(0, 2, 1, 3, 4) if self.along_rows else x.permute(0, 2, 3, 1, 4)
-        return x.flatten(2, 3)
+        return x.movedim(1, 2 + self.axis).flatten(2, 3)
 
     def with_extras(self, x: Heads, group: Group) -> Float[Tensor, "lines H _ E"]:
         """Prepend the class token and registers of its image to each line."""
         lines = self.to_lines(x[:, :, group.extras :], group)
-        extras = x[:, :, : group.extras].repeat_interleave(self.count_lines(group), dim=0)
+        extras = x[:, :, : group.extras].repeat_interleave(group.grid[self.axis], dim=0)
         return torch.cat([extras, lines], dim=2)
 
     def line_bias(self, bias: Tensor | None, group: Group) -> Tensor | None:
@@ -132,15 +120,14 @@ class AxialAttention(Attention):
             return None
         rows = self.to_lines(bias[:, :, group.extras :], group)  # (lines, heads, line, N)
         extra_keys, patch_keys = rows[..., : group.extras], rows[..., group.extras :]
-        grid, lines = torch.unflatten(patch_keys, -1, group.grid), self.count_lines(group)
-        grid = torch.unflatten(grid, 0, (grid.shape[0] // lines, lines)).movedim(-2 if self.along_rows else -1, 2)
+        grid, lines = torch.unflatten(patch_keys, -1, group.grid), group.grid[self.axis]
+        grid = torch.unflatten(grid, 0, (grid.shape[0] // lines, lines)).movedim(self.axis - 2, 2)
         same_line = grid.diagonal(dim1=1, dim2=2).movedim(-1, 1).flatten(0, 1)  # key line = query line
         return torch.cat([extra_keys, same_line], dim=-1)
 
     def visible_keys(self, group: Group, device: torch.device) -> Tensor | None:
         rows, columns = group.grid
         patch = torch.arange(rows * columns, device=device)
-        line = patch // columns if self.along_rows else patch % columns
         extras = torch.full((group.extras,), -1, device=device)
-        line = torch.cat([extras, line])
+        line = torch.cat([extras, patch % columns if self.axis else patch // columns])
         return (line[:, None] == line) | (line[:, None] < 0) | (line < 0)

@@ -7,8 +7,7 @@ of ViT (`config`, `features`, `head`), so the same commands train, evaluate and 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any, cast, overload
+from typing import cast, overload
 
 import torch
 import torch.nn.functional as F
@@ -17,18 +16,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from vitral.errors import ConfigError, check_type
+from vitral.model.base import BaseNetwork, build_head
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import NORM_GROUPS
-from vitral.model.features import ByLayer, Features
-from vitral.model.layers import build_head, initialize, lecun_normal_
+from vitral.model.features import ByLayer, Features, Tokens
+from vitral.model.layers import Conv
 from vitral.model.packing import check_images, stack_by_size
-from vitral.model.parameter_groups import optimizer_groups
 
 Images = Float[Tensor, "B C H W"] | Sequence[Float[Tensor, "C _ _"]]
 Maps = Float[Tensor, "B _ _ _"]
 
 
-class BiT(nn.Module):
+class BiT(BaseNetwork[BiTConfig]):
     """A ResNet-v2, described by its BiTConfig."""
 
     def __init__(self, config: BiTConfig):
@@ -41,12 +40,12 @@ class BiT(nn.Module):
         self.blocks = nn.ModuleList(build_units(config))
         self.norm = group_norm(config.width)
         self.representation = nn.Identity()
-        self.head = build_head(config.width, config.num_classes, config.head_bias)
+        self.head = build_head(config)
 
     def forward(self, images: Images) -> Float[Tensor, "B K"]:
         """Return logits (B, K) for (B, C, H, W), or for a list of (C, H, W) of any sizes."""
         if not isinstance(images, Tensor):
-            stacks, order = stack_by_size(images, self.config, self.root.weight)
+            stacks, order = stack_by_size(images, self.config.channels, self.config.grid, self.root.weight)
             logits = torch.cat([self.forward(stack) for stack in stacks])
             return logits[torch.tensor(order, device=logits.device).argsort()]
         return self.head(self.encode(images).mean(dim=(2, 3)))
@@ -71,33 +70,16 @@ class BiT(nn.Module):
             raise ConfigError(f"layers={layers!r}: a BiT has features of its last feature map only.", hint="Omit it.")
         if isinstance(images, Tensor):
             return build_features(self.encode(images))
-        stacks, order = stack_by_size(images, self.config, self.root.weight)
+        stacks, order = stack_by_size(images, self.config.channels, self.config.grid, self.root.weight)
         maps = dict(zip(order, (image for stack in stacks for image in self.encode(stack)), strict=True))
         return [build_features(maps[index][None]) for index in range(len(order))]
-
-    def reset_head(self, num_classes: int) -> "BiT":
-        """Replace the head by a new one with zero weights, for another number of classes; 0 removes it."""
-        bias = self.config.head_bias if num_classes else 0.0
-        self.config = replace(self.config, num_classes=num_classes, head_bias=bias)
-        self.head = build_head(self.config.width, num_classes, bias).to(self.norm.weight)
-        return self
-
-    def parameter_groups(self, lr: float, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
-        """Return parameter groups for an optimizer, as `ViT.parameter_groups` does; every unit is a layer."""
-        return optimizer_groups(self, len(self.blocks), lr, weight_decay, layer_decay)
 
 
 def build_features(maps: Maps) -> Features:
     """Return the cells of a feature map as patches, and their mean."""
     patches = maps.flatten(2).mT  # (B, D, rows, columns) -> (B, N, D)
-    return Features(
-        cls=None,
-        registers=patches[:, :0],
-        patches=patches,
-        grid=(maps.shape[2], maps.shape[3]),
-        pooled=maps.mean(dim=(2, 3)),
-        layers=ByLayer({}, depth=0),
-    )
+    grid, pooled, layers = (maps.shape[2], maps.shape[3]), maps.mean(dim=(2, 3)), ByLayer[Tokens]({}, depth=0)
+    return Features(cls=None, registers=patches[:, :0], patches=patches, grid=grid, pooled=pooled, layers=layers)
 
 
 class Unit(nn.Module):
@@ -132,15 +114,8 @@ def build_units(config: BiTConfig) -> Iterable[Unit]:
             inputs = 4 * middle
 
 
-class StandardizedConv(nn.Conv2d):
-    """A convolution without bias, whose kernels have mean 0 and variance 1."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0):
-        args = inputs, outputs, kernel, stride, padding
-        super().__init__(*args, bias=False)  # pyright: ignore[reportUnknownMemberType]
-
-    def reset_parameters(self) -> None:
-        initialize(self.weight, lecun_normal_)
+class StandardizedConv(Conv):
+    """A convolution whose kernels have mean 0 and variance 1."""
 
     def forward(self, input: Maps) -> Maps:
         variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, unbiased=False)

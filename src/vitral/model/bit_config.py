@@ -1,18 +1,9 @@
 """BiTConfig: the paper's CNN baseline as one frozen, checked description. This module does not import torch."""
 
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
-from vitral.errors import check_int
-from vitral.model.config import (
-    MAX_CHANNELS,
-    Size,
-    check_head,
-    check_ints,
-    check_size,
-    check_width_factor,
-    pair,
-    to_plain,
-)
+from vitral.model.config import Size, check_ints, check_shared_fields, check_width_factor, pair, to_plain
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,31 +23,21 @@ class BiTConfig:
     head_bias: float = 0.0
     """Initial bias of the head."""
 
+    # What a ViTConfig has, too: images of any size fit, and the head receives the mean.
+    step_hw: ClassVar[tuple[int, int]] = (1, 1)
+    pool: ClassVar[str] = "mean"
+    representation: ClassVar[None] = None
+
     def __post_init__(self) -> None:
         for field in fields(self):
             object.__setattr__(self, field.name, to_plain(getattr(self, field.name)))
         check_ints("stages", self.stages, count=4)
         object.__setattr__(self, "width_factor", check_width_factor("width_factor", self.width_factor))
-        check_size("image_size", self.image_size)
-        check_int("channels", self.channels, minimum=1, maximum=MAX_CHANNELS)
-        check_head(self.num_classes, self.head_bias)
+        check_shared_fields(self.image_size, self.channels, self.num_classes, self.head_bias)
 
     @property
     def image_hw(self) -> tuple[int, int]:
         return pair(self.image_size)
-
-    @property
-    def step_hw(self) -> tuple[int, int]:
-        """Return the (height, width) whose multiples fit: images of any size do."""
-        return 1, 1
-
-    @property
-    def pool(self) -> str:
-        return "mean"
-
-    @property
-    def representation(self) -> None:
-        return None
 
     @property
     def root_width(self) -> int:
@@ -75,6 +56,4 @@ class BiTConfig:
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Return the (rows, columns) of the last feature map."""
-        for _ in range(5):
-            height, width = -(-height // 2), -(-width // 2)
-        return height, width
+        return -(-height // 32), -(-width // 32)  # five halvings, each of which rounds up

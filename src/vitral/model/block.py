@@ -66,6 +66,4 @@ class Branch(nn.Module):
 
 
 def build_attention(config: ViTConfig, index: int) -> Attention:
-    if config.attention == "full":
-        return Attention(config)
-    return AxialAttention(config, along="rows" if index % 2 == 0 else "columns")
+    return Attention(config) if config.attention == "full" else AxialAttention(config, axis=index % 2)

@@ -58,7 +58,6 @@ class ResNetStem:
 
     @property
     def root_width(self) -> int:
-        """Return the channels of the first convolution."""
         return int(64 * self.width_factor)
 
     @property
@@ -175,8 +174,6 @@ class ViTConfig:
         if problem := self._grid_problem(*self.image_hw):
             raise ConfigError(f"image_size={self.image_size}, patch_size={self.patch_size}: {problem}")
 
-    # ---- derived values ----
-
     @property
     def image_hw(self) -> tuple[int, int]:
         return pair(self.image_size)
@@ -257,8 +254,6 @@ class ViTConfig:
         example = f", such as {patch[0] if patch[0] == patch[1] else patch}" if None not in patch else ""
         return f"{problem} Resize, crop or pad the image to {fit}, or use a patch_size that divides it{example}."
 
-    # ---- checks ----
-
     def _check_choices(self) -> None:
         for name, choices in _CHOICES.items():
             check_choice(name, getattr(self, name), choices, synonyms=_SYNONYMS)
@@ -271,12 +266,10 @@ class ViTConfig:
     def _check_numbers(self) -> None:
         for name in ("width", "depth", "heads", "mlp_width"):
             check_int(name, getattr(self, name), minimum=1, maximum=MAX_INT)
-        check_int("channels", self.channels, minimum=1, maximum=MAX_CHANNELS)
         check_int("registers", self.registers, minimum=0, maximum=MAX_INT)
         if self.representation is not None:
             check_int("representation", self.representation, minimum=1, maximum=MAX_INT)
         check_size("patch_size", self.patch_size)
-        check_size("image_size", self.image_size)
         if self.position_grid is not None:
             check_size("position_grid", self.position_grid, sides="rows, columns")
         for name in ("dropout", "attention_dropout", "drop_path"):
@@ -284,7 +277,7 @@ class ViTConfig:
         check_number("norm_eps", self.norm_eps, minimum=1e-30)  # 0 in float32 otherwise
         if self.layer_scale is not None:
             check_number("layer_scale", self.layer_scale)
-        check_head(self.num_classes, self.head_bias)
+        check_shared_fields(self.image_size, self.channels, self.num_classes, self.head_bias)
 
     def _check_combinations(self) -> None:
         """Raise ConfigError naming two fields that exclude each other, and the fix."""
@@ -339,17 +332,18 @@ def check_size(name: str, value: object, *, sides: str = "height, width") -> Non
 def check_width_factor(name: str, factor: object) -> float:
     """Return a ResNet's width factor, as an int if it is whole; raise ConfigError if its widths cannot be grouped."""
     number = check_number(name, factor, above=0, maximum=1024)
-    if int(64 * number) == 0 or int(64 * number) % NORM_GROUPS:
-        raise ConfigError(
-            f"{name}={factor} gives the first convolution {int(64 * number)} channels (expected a multiple of "
-            f"{NORM_GROUPS}, the groups of every GroupNorm).",
-            hint=f"Use {max(1, round(2 * number)) / 2:g}.",
-        )
+    channels = int(64 * number)
+    if channels == 0 or channels % NORM_GROUPS:
+        problem = f"{name}={factor} gives the first convolution {channels} channels"
+        rule = f"expected a multiple of {NORM_GROUPS}, the groups of every GroupNorm"
+        raise ConfigError(f"{problem} ({rule}).", hint=f"Use {max(1, round(2 * number)) / 2:g}.")
     return int(number) if number.is_integer() else number
 
 
-def check_head(num_classes: int, head_bias: float) -> None:
-    """Raise ConfigError for an invalid head, or for a bias without a head."""
+def check_shared_fields(image_size: Size, channels: int, num_classes: int, head_bias: float) -> None:
+    """Check the fields that every network has."""
+    check_size("image_size", image_size)
+    check_int("channels", channels, minimum=1, maximum=MAX_CHANNELS)
     check_int("num_classes", num_classes, minimum=0, maximum=MAX_INT)
     check_number("head_bias", head_bias)
     if num_classes == 0 and head_bias:
@@ -359,7 +353,7 @@ def check_head(num_classes: int, head_bias: float) -> None:
 def check_ints(name: str, values: object, *, count: int | None = None) -> tuple[int, ...]:
     """Return the values as a tuple, or raise ConfigError unless they are `count` integers, each at least 1."""
     numbers = cast("list[object]", values) if isinstance(values, tuple | list) else None
-    if numbers is None or len(numbers) != (len(numbers) if count is None else count):
+    if numbers is None or count not in (None, len(numbers)):
         expected = f"{count or 'a tuple of'} integers, each at least 1"
         raise ConfigError(f"{name} must be {expected} (got {short_repr(cast('object', values))}).")
     return tuple(check_int(f"each of {name}", number, minimum=1, maximum=MAX_INT) for number in numbers)

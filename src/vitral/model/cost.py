@@ -7,10 +7,11 @@ are omitted.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from vitral.model.bit_config import BiTConfig
-from vitral.model.config import ConvStem, ResNetStem, ViTConfig
+from vitral.model.config import ResNetStem, ViTConfig
 
 FLOAT_BYTES = 4
 
@@ -39,43 +40,42 @@ def count_cost(config: ViTConfig | BiTConfig, image_size: tuple[int, int] | None
     if isinstance(config, BiTConfig):
         return _count_bit_cost(config, image_size)
     grid = config.grid(*image_size)
-    tokens = config.extra_tokens + grid[0] * grid[1]
-    parameters = _count_parameters(config)
-    flops = sum(layer.flops for layer in _stem_layers(config, image_size))
-    flops += sum(2 * matrix.rows * matrix.inputs * matrix.outputs for matrix in _matrices(config, grid))
-    flops += config.blocks * _attention_flops(config, grid)
+    patches, width = grid[0] * grid[1], config.width
+    tokens = config.extra_tokens + patches
+    stem, matrices = list(_stem_layers(config, image_size)), list(_matrices(config, patches))
+    parameters = _count_parameters(config, stem, matrices)
+    flops = sum(layer.flops for layer in (*stem, *matrices)) + config.blocks * _attention_flops(config, grid)
     if config.pool == "map":
-        flops += 4 * grid[0] * grid[1] * config.width
-    mlp_activations = tokens * (2 * config.width + 2 * config.mlp_width)  # the sum, its norm, hidden before and after
-    alive = max([mlp_activations, *(layer.kept for layer in _stem_layers(config, image_size))])
+        flops += 4 * patches * width
+    mlp_activations = tokens * (2 * width + 2 * config.mlp_width)  # the sum, its norm, hidden before and after
+    alive = max([mlp_activations, *(layer.kept for layer in stem)])
+    # Two sums, two norms with statistics, q, k, v, the mixed values with their normalizer, hidden before and after.
+    block = 8 * width + 2 * config.mlp_width + 4 + config.heads + (0 if config.layer_scale is None else 2 * width)
+    kept = tokens * (config.blocks * block + width) + patches * matrices[0].inputs + sum(layer.kept for layer in stem)
+    if isinstance(config.stem, ResNetStem):  # max-pooling pads a copy and keeps the index of each maximum
+        kept += 3 * stem[0].kept // 4
     return Cost(
         parameters=parameters,
         tokens=tokens,
         forward_flops=flops,
         inference_bytes=(parameters + alive) * FLOAT_BYTES,
-        activation_bytes=_kept_for_backward(config, grid, image_size) * FLOAT_BYTES,
+        activation_bytes=kept * FLOAT_BYTES,
     )
 
 
 def _count_bit_cost(config: BiTConfig, image_size: tuple[int, int]) -> Cost:
     """Return the cost of a BiT, whose norms come before the convolutions and whose root has none."""
-    layers = list(_resnet_layers(config, config.channels, image_size))
-    root, rows, columns = layers[0], *config.grid(*image_size)
-    # Normalized channels; the backward pass needs them before the norm and after the ReLU.
-    norms = config.width
-    kept = config.channels * image_size[0] * image_size[1] + 2 * config.width * rows * columns
-    # Padded, and the index of each maximum.
-    kept += root.outputs * (root.height + 2) * (root.width + 2) + root.kept // 4
-    convolutions = iter(layers[1:])
-    for units in config.stages:
-        for unit in range(units):
-            first, second, _ = (next(convolutions) for _ in range(3))
-            if unit == 0:
-                next(convolutions)  # the shortcut
-            norms += first.inputs + first.outputs + second.outputs
-            kept += 2 * first.inputs * first.height * first.width + first.kept + second.kept
-    parameters = sum(layer.weights for layer in layers) + 2 * norms
-    parameters += (config.width + 1) * config.num_classes if config.num_classes else 0
+    root, *units = layers = list(_resnet_layers(config, config.channels, image_size))
+    height, width = image_size
+    rows, columns = config.grid(height, width)
+    # The backward pass needs each normalized map twice: before the norm and after the ReLU.
+    pooled = root._replace(positions=_cells(image_size, 2))
+    normalized = [pooled, *(layer for layer in units if not layer.is_shortcut)]
+    padded = root.outputs * (-(-height // 2) + 2) * (-(-width // 2) + 2)
+    maxima = root.kept // 4  # the index of each
+    kept = config.channels * height * width + padded + maxima + sum(layer.kept for layer in normalized)
+    parameters = sum(layer.weights for layer in layers) + 2 * sum(layer.outputs for layer in normalized)
+    parameters += (config.width + 1) * config.num_classes
     return Cost(
         parameters=parameters,
         tokens=rows * columns,
@@ -85,152 +85,111 @@ def _count_bit_cost(config: BiTConfig, image_size: tuple[int, int]) -> Cost:
     )
 
 
-class _Matrix(NamedTuple):
-    """A linear layer with a bias, and the number of rows that it processes per image."""
+class _Layer(NamedTuple):
+    """A linear layer, or a convolution without bias that a norm follows; `copies` of it."""
 
-    rows: int
     inputs: int
     outputs: int
+    positions: int
+    """Rows that a linear layer processes per image, or pixels of a convolution's output."""
+    kernel: int = 1
+    copies: int = 1
+    is_shortcut: bool = False
+
+    @property
+    def weights(self) -> int:
+        return self.copies * self.inputs * self.outputs * self.kernel**2
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.weights * self.positions
+
+    @property
+    def kept(self) -> int:
+        """Return a convolution's activations for the backward pass: its output for the norm, and that of the ReLU."""
+        return 2 * self.outputs * self.positions
 
 
-def _matrices(config: ViTConfig, grid: tuple[int, int]) -> Iterator[_Matrix]:
-    patches, width = grid[0] * grid[1], config.width
-    tokens = config.extra_tokens + patches
+def _matrices(config: ViTConfig, patches: int) -> Iterator[_Layer]:
+    width, mlp_width, tokens = config.width, config.mlp_width, config.extra_tokens + patches
     patch_h, patch_w = config.patch_hw
-    yield _Matrix(patches, config.patch_channels * patch_h * patch_w, width)
-    for _ in range(config.blocks):
-        yield _Matrix(tokens, width, 3 * width)
-        yield _Matrix(tokens, width, width)
-        yield from _mlp(config, tokens)
+    yield _Layer(config.patch_channels * patch_h * patch_w, width, patches)
+    yield _Layer(width, 3 * width, tokens, copies=config.blocks)
+    yield _Layer(width, width, tokens, copies=config.blocks)
+    yield _Layer(width, mlp_width, tokens, copies=config.blocks)
+    yield _Layer(mlp_width, width, tokens, copies=config.blocks)
     if config.pool == "map":
-        yield _Matrix(1, width, width)
-        yield _Matrix(patches, width, 2 * width)
-        yield _Matrix(1, width, width)
-        yield from _mlp(config, 1)
+        yield _Layer(width, width, 1, copies=2)
+        yield _Layer(width, 2 * width, patches)
+        yield _Layer(width, mlp_width, 1)
+        yield _Layer(mlp_width, width, 1)
     pooled = tokens if config.pool == "none" else 1
     if config.representation is not None:
-        yield _Matrix(pooled, width, config.representation)
+        yield _Layer(width, config.representation, pooled)
     if config.num_classes:
-        yield _Matrix(pooled, config.representation or width, config.num_classes)
-
-
-def _mlp(config: ViTConfig, rows: int) -> Iterator[_Matrix]:
-    yield _Matrix(rows, config.width, config.mlp_width)
-    yield _Matrix(rows, config.mlp_width, config.width)
+        yield _Layer(config.representation or width, config.num_classes, pooled)
 
 
 def _attention_flops(config: ViTConfig, grid: tuple[int, int]) -> int:
     """Return the operations of one block: queries by keys, weights by values; the mean of row and column blocks."""
     (rows, columns), extras = grid, config.extra_tokens
-    patches = rows * columns
+    tokens = extras + rows * columns
+    pairs = tokens**2
     if config.attention == "axial":
-        pairs = (2 * extras * (extras + patches) + patches * (2 * extras + rows + columns)) // 2
-    else:
-        pairs = (extras + patches) ** 2
-    flops = 4 * config.width * pairs
-    if config.position == "relative":
-        flops += 2 * config.width * (extras + patches) * (_offsets(config, grid) + 2 * extras)
-    return flops
+        pairs = (2 * extras * tokens + rows * columns * (2 * extras + rows + columns)) // 2
+    relative = 2 * tokens * _relative_rows(config, grid) if config.position == "relative" else 0
+    return config.width * (4 * pairs + relative)
 
 
-def _offsets(config: ViTConfig, grid: tuple[int, int]) -> int:
+def _relative_rows(config: ViTConfig, grid: tuple[int, int]) -> int:
     """Return the rows of a relative table: one-dimensional offsets on the trained grid, two-dimensional elsewhere."""
     rows, columns = grid
-    return 2 * rows * columns - 1 if grid == config.table_grid else (2 * rows - 1) * (2 * columns - 1)
+    offsets = 2 * rows * columns - 1 if grid == config.table_grid else (2 * rows - 1) * (2 * columns - 1)
+    return offsets + 2 * config.extra_tokens
 
 
-def _count_parameters(config: ViTConfig) -> int:
-    width = config.width
-    count = sum(matrix.inputs * matrix.outputs + matrix.outputs for matrix in _matrices(config, config.table_grid))
-    count += config.extra_tokens * width + config.position_tables * _position_parameters(config)
-    per_block = 4 * width  # two norms
+def _count_parameters(config: ViTConfig, stem: list[_Layer], matrices: list[_Layer]) -> int:
+    width, (rows, columns) = config.width, config.table_grid
+    count = sum(layer.weights + layer.copies * layer.outputs for layer in matrices)  # with a bias
+    count += sum(layer.weights + 2 * layer.outputs for layer in stem)  # with a norm
+    table = {"learned": rows * columns * width, "learned-2d": (rows + columns) * width // 2}.get(config.position)
+    if table is not None:
+        count += config.position_tables * (table + config.has_class_token * width)
+    per_block = 4  # two norms
     if config.layer_scale is not None:
-        per_block += 2 * width
+        per_block += 2
     if config.position == "relative":
-        per_block += (_offsets(config, config.table_grid) + 2 * config.extra_tokens) * width
-    count += config.blocks * per_block + 2 * width  # the final norm
-    if config.pool == "map":
-        count += 3 * width  # probe and norm
-    return count + sum(layer.parameters for layer in _stem_layers(config, config.image_hw))
+        per_block += _relative_rows(config, config.table_grid)
+    pool = 3 if config.pool == "map" else 0  # probe and norm
+    return count + width * (config.extra_tokens + config.blocks * per_block + 2 + pool)  # 2: the final norm
 
 
-def _position_parameters(config: ViTConfig) -> int:
-    rows, columns = config.table_grid
-    class_row = int(config.has_class_token) * config.width
-    if config.position == "learned":
-        return rows * columns * config.width + class_row
-    return (rows + columns) * config.width // 2 + class_row if config.position == "learned-2d" else 0
+def _stem_layers(config: ViTConfig, image_size: tuple[int, int]) -> Iterator[_Layer]:
+    if isinstance(config.stem, ResNetStem):
+        yield from _resnet_layers(config.stem, config.channels, image_size)
+    elif config.stem is not None:
+        widths = (config.channels, *config.stem.widths)
+        for halvings, (inputs, outputs) in enumerate(pairwise(widths), start=1):
+            yield _Layer(inputs, outputs, _cells(image_size, halvings), kernel=3)
 
 
-class _Convolution(NamedTuple):
-    """A convolution without bias, followed by a norm."""
-
-    inputs: int
-    outputs: int
-    kernel: int
-    height: int  # of the output, as the width
-    width: int
-
-    @property
-    def weights(self) -> int:
-        return self.inputs * self.outputs * self.kernel**2
-
-    @property
-    def parameters(self) -> int:
-        return self.weights + 2 * self.outputs
-
-    @property
-    def kept(self) -> int:
-        """Return the activations kept for the backward pass: its output for the norm, and the output of the ReLU."""
-        return 2 * self.outputs * self.height * self.width
-
-    @property
-    def flops(self) -> int:
-        return 2 * self.weights * self.height * self.width
-
-
-def _stem_layers(config: ViTConfig, image_size: tuple[int, int]) -> Iterator[_Convolution]:
-    match config.stem:
-        case ConvStem(widths=widths):
-            height, width = image_size
-            for inputs, outputs in zip((config.channels, *widths[:-1]), widths, strict=True):
-                height, width = -(-height // 2), -(-width // 2)
-                yield _Convolution(inputs, outputs, 3, height, width)
-        case ResNetStem() as stem:
-            yield from _resnet_layers(stem, config.channels, image_size)
-        case None:
-            return
-
-
-def _resnet_layers(stem: ResNetStem | BiTConfig, channels: int, image_size: tuple[int, int]) -> Iterator[_Convolution]:
-    height, width = (-(-side // 2) for side in image_size)
+def _resnet_layers(stem: ResNetStem | BiTConfig, channels: int, image_size: tuple[int, int]) -> Iterator[_Layer]:
     inputs = stem.root_width
-    yield _Convolution(channels, inputs, 7, height, width)
-    height, width = -(-height // 2), -(-width // 2)
+    yield _Layer(channels, inputs, _cells(image_size, 1), kernel=7)
+    cells = _cells(image_size, 2)  # after the pooling
     for stage, units in enumerate(stem.stages):
         middle = stem.root_width * 2**stage
         for unit in range(units):
-            yield _Convolution(inputs, middle, 1, height, width)
-            if unit == 0 and stage > 0:  # the 3x3 convolution and the shortcut halve the size
-                height, width = -(-height // 2), -(-width // 2)
-            yield _Convolution(middle, middle, 3, height, width)
-            yield _Convolution(middle, 4 * middle, 1, height, width)
+            yield _Layer(inputs, middle, cells)
+            cells = _cells(image_size, 2 + stage)  # the first 3x3 convolution and the shortcut halve the size
+            yield _Layer(middle, middle, cells, kernel=3)
+            yield _Layer(middle, 4 * middle, cells)
             if unit == 0:
-                yield _Convolution(inputs, 4 * middle, 1, height, width)
+                yield _Layer(inputs, 4 * middle, cells, is_shortcut=True)
             inputs = 4 * middle
 
 
-def _kept_for_backward(config: ViTConfig, grid: tuple[int, int], image_size: tuple[int, int]) -> int:
-    """Return the number of activations that autograd keeps per image."""
-    patches, width = grid[0] * grid[1], config.width
-    tokens = config.extra_tokens + patches
-    branches = 0 if config.layer_scale is None else 2 * width
-    # Two sums, two norms with statistics, q, k, v, the mixed values with their normalizer, hidden before and after.
-    block = 8 * width + 2 * config.mlp_width + branches + 4 + config.heads
-    patch_h, patch_w = config.patch_hw
-    cut = patches * config.patch_channels * patch_h * patch_w
-    layers = list(_stem_layers(config, image_size))
-    stem = sum(layer.kept for layer in layers)
-    if isinstance(config.stem, ResNetStem):  # max-pooling pads a copy and keeps the index of each maximum
-        stem += 3 * layers[0].kept // 4
-    return tokens * (config.blocks * block + width) + cut + stem
+def _cells(image_size: tuple[int, int], halvings: int) -> int:
+    """Return the pixels of a feature map after some halvings, each of which rounds up."""
+    height, width = image_size
+    return -(-height // 2**halvings) * -(-width // 2**halvings)

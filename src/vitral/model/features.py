@@ -81,9 +81,8 @@ class Tokens:
 
     def __repr__(self) -> str:
         """Return shapes instead of numbers."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        texts = (f"{name}={tuple(v.shape) if isinstance(v, Tensor) else v!r}" for name, v in values.items())
-        return f"{type(self).__name__}({', '.join(texts)})"
+        values = (f"{field.name}={_shape(getattr(self, field.name))}" for field in fields(self))
+        return f"{type(self).__name__}({', '.join(values)})"
 
     @property
     def maps(self) -> Float[Tensor, "B D rows columns"]:

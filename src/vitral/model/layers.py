@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitral.model.config import ViTConfig
+
 Initializer = Callable[[Tensor], object]
 
 
@@ -42,10 +44,21 @@ class Linear(nn.Linear):
         self._initializers = weight, bias  # before super().__init__, which calls reset_parameters
         super().__init__(inputs, outputs)  # pyright: ignore[reportUnknownMemberType]
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        with torch.no_grad():
-            for parameter, initializer in zip((self.weight, self.bias), self._initializers, strict=True):
-                initialize(parameter, initializer)
+        for parameter, initializer in zip((self.weight, self.bias), self._initializers, strict=True):
+            initialize(parameter, initializer)
+
+
+class Conv(nn.Conv2d):
+    """A convolution without bias."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0):
+        args = inputs, outputs, kernel, stride, padding
+        super().__init__(*args, bias=False)  # pyright: ignore[reportUnknownMemberType]
+
+    def reset_parameters(self) -> None:
+        initialize(self.weight, lecun_normal_)
 
 
 class MLP(nn.Module):
@@ -74,7 +87,9 @@ def build_dropout(rate: float) -> nn.Module:
     return nn.Dropout(rate) if rate else nn.Identity()
 
 
-def build_head(width: int, num_classes: int, bias: float) -> nn.Module:
-    """Return a linear layer with zero weights and a constant bias; nothing for 0 classes."""
-    initial_bias = partial(nn.init.constant_, val=bias)
-    return Linear(width, num_classes, weight=nn.init.zeros_, bias=initial_bias) if num_classes else nn.Identity()
+def build_representation(config: ViTConfig) -> nn.Module:
+    """Return the hidden layer of the pre-training head (section 3.1)."""
+    if config.representation is None:
+        return nn.Identity()
+    hidden = Linear(config.width, config.representation, weight=lecun_normal_)
+    return nn.Sequential(hidden, build_activation(config.representation_activation))

@@ -5,30 +5,14 @@ treat each token separately, run on the whole sequence; attention and pooling ru
 group and keeps its shape (B, N, D): it is never copied or split.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from vitral.errors import DataError
-
-
-@runtime_checkable
-class ImageConfig(Protocol):
-    """The part of a config that decides which images a network accepts."""
-
-    @property
-    def channels(self) -> int: ...
-    def grid(self, height: int, width: int) -> tuple[int, int]: ...
-
-
-@runtime_checkable
-class TokenConfig(ImageConfig, Protocol):
-    """The part of a config that decides how many tokens an image becomes."""
-
-    @property
-    def extra_tokens(self) -> int: ...
+from vitral.model.config import ViTConfig
 
 
 class Group(NamedTuple):
@@ -75,8 +59,7 @@ class Packing(NamedTuple):
         rows = torch.cat(list(tensors))
         if len(tensors) == 1:
             return rows
-        row_of_image = {image: row for row, image in enumerate(self.order)}
-        return rows[[row_of_image[image] for image in range(len(row_of_image))]]
+        return rows[sorted(range(len(self.order)), key=self.order.__getitem__)]
 
     def per_image(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Split one tensor per group into one tensor per image, each with a batch axis of one, in list order."""
@@ -96,7 +79,7 @@ def join(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.flatten(0, 1) for tensor in tensors])[None]
 
 
-def arrange(images: Tensor | Sequence[Tensor], config: TokenConfig, weight: Tensor) -> tuple[list[Tensor], Packing]:
+def arrange(images: Tensor | Sequence[Tensor], config: ViTConfig, weight: Tensor) -> tuple[list[Tensor], Packing]:
     """Stack images by size. Return the stacks, and where each image lies.
 
     `weight` is the parameter that the images meet first: its device and dtype must match theirs."""
@@ -104,40 +87,34 @@ def arrange(images: Tensor | Sequence[Tensor], config: TokenConfig, weight: Tens
         check_images(images, config.channels, weight, axes=4)
         stacks, order = [images], None
     else:
-        stacks, order = stack_by_size(images, config, weight)
+        stacks, order = stack_by_size(images, config.channels, config.grid, weight)
     extras = config.extra_tokens  # shape[0], because len() would fix the batch size of an exported model
     groups = tuple(Group(stack.shape[0], config.grid(*stack.shape[2:]), extras) for stack in stacks)
     return stacks, Packing(groups, order)
 
 
 def stack_by_size(
-    images: Sequence[Tensor], config: ImageConfig, weight: Tensor
+    images: Sequence[Tensor], channels: int, grid: Callable[[int, int], object], weight: Tensor
 ) -> tuple[list[Tensor], tuple[int, ...]]:
-    """Stack the images of a list by size. Return the stacks, and the list index of each stacked image."""
-    _check_list(images, config.channels, weight)
+    """Stack the images of a list by size. Return the stacks, and the list index of each stacked image.
+
+    `grid` raises DataError for a (height, width) that the network cannot use."""
+    if not isinstance(images, list | tuple):
+        raise DataError(f"The model takes a tensor or a list of tensors (got {type(images).__name__}).")
+    if not images:
+        raise DataError("The list of images is empty.")
     by_size: dict[tuple[int, ...], list[int]] = {}
     for index, image in enumerate(images):
+        if not isinstance(cast("object", image), Tensor):
+            raise DataError(f"images[{index}] must be a tensor (got {type(image).__name__}).")
         try:
-            config.grid(image.shape[1], image.shape[2])
+            check_images(image, channels, weight, axes=3)
+            grid(image.shape[1], image.shape[2])
         except DataError as error:
             raise DataError(f"images[{index}]: {error}") from None
         by_size.setdefault(tuple(image.shape), []).append(index)
     stacks = [torch.stack([images[index] for index in group]) for group in by_size.values()]
     return stacks, tuple(index for group in by_size.values() for index in group)
-
-
-def _check_list(images: Sequence[object], channels: int, weight: Tensor) -> None:
-    if not isinstance(images, list | tuple):
-        raise DataError(f"The model takes a tensor or a list of tensors (got {type(images).__name__}).")
-    if not images:
-        raise DataError("The list of images is empty.")
-    for index, image in enumerate(images):
-        if not isinstance(image, Tensor):
-            raise DataError(f"images[{index}] must be a tensor (got {type(image).__name__}).")
-        try:
-            check_images(image, channels, weight, axes=3)
-        except DataError as error:
-            raise DataError(f"images[{index}]: {error}") from None
 
 
 def check_images(images: Tensor, channels: int, weight: Tensor, *, axes: int) -> None:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitral.model.config import NORM_GROUPS, ConvStem, ResNetStem, ViTConfig
-from vitral.model.layers import Linear, initialize, lecun_normal_
+from vitral.model.layers import Conv, Linear, lecun_normal_
 
 Maps = Float[Tensor, "B _ _ _"]
 
@@ -43,13 +43,9 @@ def cut(maps: Float[Tensor, "B C H W"], patch_hw: tuple[int, int]) -> Float[Tens
 
 
 def build_stem(config: ViTConfig) -> nn.Module | None:
-    match config.stem:
-        case ResNetStem() as stem:
-            return ResNet(stem, config.channels)
-        case ConvStem() as stem:
-            return Convolutions(stem, config.channels)
-        case None:
-            return None
+    if isinstance(config.stem, ResNetStem):
+        return ResNet(config.stem, config.channels)
+    return None if config.stem is None else Convolutions(config.stem, config.channels)
 
 
 class ResNet(nn.Module):
@@ -87,7 +83,7 @@ class Bottleneck(nn.Module):
         super().__init__()
         self.conv1, self.norm1 = StandardizedConv(inputs, middle, 1), group_norm(middle)
         self.conv2, self.norm2 = StandardizedConv(middle, middle, 3, stride=stride), group_norm(middle)
-        self.conv3, self.norm3 = StandardizedConv(middle, outputs, 1), group_norm(outputs, scale=0.0)
+        self.conv3, self.norm3 = StandardizedConv(middle, outputs, 1), group_norm(outputs, ZeroGroupNorm)
         projects = inputs != outputs or stride != 1
         self.shortcut = StandardizedConv(inputs, outputs, 1, stride=stride) if projects else None
         self.shortcut_norm = group_norm(outputs) if projects else None
@@ -102,14 +98,8 @@ class Bottleneck(nn.Module):
         return (x + shortcut).relu()
 
 
-class StandardizedConv(nn.Conv2d):
-    """A convolution without bias, with SAME padding, whose kernels have mean 0 and standard deviation 1."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1):
-        super().__init__(inputs, outputs, kernel, stride, bias=False)  # pyright: ignore[reportUnknownMemberType]
-
-    def reset_parameters(self) -> None:
-        initialize(self.weight, lecun_normal_)
+class StandardizedConv(Conv):
+    """A convolution with SAME padding, whose kernels have mean 0 and standard deviation 1."""
 
     def forward(self, input: Maps) -> Maps:
         mean = self.weight.mean(dim=(1, 2, 3), keepdim=True)
@@ -127,20 +117,16 @@ def pad_same(x: Maps, kernel: int, stride: int, value: float = 0.0) -> Maps:
     return F.pad(x, padding, value=value) if any(padding) else x
 
 
-class GroupNorm(nn.GroupNorm):
-    """GroupNorm with an explicit initial scale."""
-
-    def __init__(self, groups: int, channels: int, eps: float, scale: float):
-        self._scale = scale  # before super().__init__, which calls reset_parameters
-        super().__init__(groups, channels, eps=eps)  # pyright: ignore[reportUnknownMemberType]
+class ZeroGroupNorm(nn.GroupNorm):
+    """A GroupNorm whose scale starts at zero."""
 
     def reset_parameters(self) -> None:
-        nn.init.constant_(self.weight, self._scale)
+        nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
 
 
-def group_norm(channels: int, scale: float = 1.0) -> GroupNorm:
-    return GroupNorm(NORM_GROUPS, channels, eps=1e-6, scale=scale)
+def group_norm(channels: int, kind: type[nn.GroupNorm] = nn.GroupNorm) -> nn.GroupNorm:
+    return kind(NORM_GROUPS, channels, eps=1e-6)
 
 
 class Convolutions(nn.Sequential):
@@ -152,17 +138,5 @@ class Convolutions(nn.Sequential):
         layers: list[nn.Module] = []
         for inputs, outputs in zip((channels, *stem.widths[:-1]), stem.widths, strict=True):
             norm = nn.BatchNorm2d(outputs) if stem.norm == "batch" else nn.GroupNorm(outputs // 8, outputs)
-            layers.append(nn.Sequential(PlainConv(inputs, outputs), norm, nn.ReLU()))
+            layers.append(nn.Sequential(Conv(inputs, outputs, 3, stride=2, padding=1), norm, nn.ReLU()))
         super().__init__(*layers)
-
-
-class PlainConv(nn.Conv2d):
-    """A 3x3 stride-2 convolution without bias."""
-
-    def __init__(self, inputs: int, outputs: int):
-        super().__init__(  # pyright: ignore[reportUnknownMemberType]
-            inputs, outputs, 3, stride=2, padding=1, bias=False
-        )
-
-    def reset_parameters(self) -> None:
-        initialize(self.weight, lecun_normal_)

@@ -7,7 +7,7 @@ training and loading weights cannot make it stale.
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import ParamSpec, TypeVar
 
@@ -26,21 +26,17 @@ Sizes = ParamSpec("Sizes")
 Constant = TypeVar("Constant")
 
 
-def _cached(entries: int) -> Callable[[Callable[Sizes, Constant]], Callable[Sizes, Constant]]:
+def _cached(build: Callable[Sizes, Constant], entries: int = 64) -> Callable[Sizes, Constant]:
     """Cache constants, except under a compiler, an exporter or a memory estimator, whose tensors are not real."""
+    cached = lru_cache(maxsize=entries)(build)
 
-    def wrap(build: Callable[Sizes, Constant]) -> Callable[Sizes, Constant]:
-        cached = lru_cache(maxsize=entries)(build)
+    def fetch(*sizes: Sizes.args, **named: Sizes.kwargs) -> Constant:
+        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+            return build(*sizes, **named)
+        with torch.inference_mode(False):  # training cannot use a tensor that was created in inference mode
+            return cached(*sizes, **named)  # type: ignore[arg-type]
 
-        def fetch(*sizes: Sizes.args, **named: Sizes.kwargs) -> Constant:
-            if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
-                return build(*sizes, **named)
-            with torch.inference_mode(False):  # training cannot use a tensor that was created in inference mode
-                return cached(*sizes, **named)  # type: ignore[arg-type]
-
-        return fetch
-
-    return wrap
+    return fetch
 
 
 class Positions(nn.Module):
@@ -71,9 +67,7 @@ class Positions(nn.Module):
         return f"{self.kind}, grid={self.grid}, resample={self.resample}"
 
     def forward(self, packing: Packing, like: Tensor) -> Float[Tensor, "N D"]:
-        """Return one row per token, of one image for a batch, of the whole sequence for packed images.
-
-        Dtype and device are those of `like`."""
+        """Return one row per token of an image, or of the packed sequence, with the dtype and device of `like`."""
         rows = [self.rows(group.grid, like) for group in packing.groups]
         if len(rows) == 1:
             return rows[0]
@@ -109,7 +103,7 @@ class Positions(nn.Module):
         return like.new_zeros(int(self.has_class_token), self.width)
 
 
-@_cached(entries=64)
+@_cached
 def sincos_rows(rows: int, columns: int, width: int, device: torch.device) -> Float[Tensor, "patches D"]:
     """Return big_vision's fixed table: a quarter of the width each for sin x, cos x, sin y, cos y."""
     quarter = torch.arange(width // 4, dtype=torch.float32, device="cpu")
@@ -131,7 +125,7 @@ def resample_rows(
     return resampled.flatten(0, 1).to(table.dtype)
 
 
-@_cached(entries=64)
+@_cached
 def _interpolation(size: int, to: int, method: Resample, device: torch.device) -> Float[Tensor, "to size"]:
     """Return the matrix that interpolates along one axis: F.interpolate of each unit vector. All methods are separable.
 
@@ -178,7 +172,7 @@ class RelativePositions(nn.Module):
         return logits.gather(-1, row_numbers.expand(*logits.shape[:2], -1, -1))
 
 
-@_cached(entries=2)  # large: grows with the square of the number of patches
+@partial(_cached, entries=2)  # large: grows with the square of the number of patches
 def _relative_rows(grid: Grid, extras: int, one_dimensional: bool, device: torch.device) -> Tensor:
     """Return (N, N): the row of the relative table for each query and key."""
     rows, columns = grid
@@ -196,7 +190,7 @@ def _relative_rows(grid: Grid, extras: int, one_dimensional: bool, device: torch
     return table.to(device)
 
 
-@_cached(entries=64)
+@_cached
 def _offset_corners(trained: Grid, grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return, for each two-dimensional offset of a grid, its four nearest offsets of the trained grid and weights."""
     neighbors: list[tuple[tuple[Tensor, Tensor], ...]] = []  # per axis: the offsets below and above, with weights

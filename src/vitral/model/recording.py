@@ -1,13 +1,10 @@
-"""Record the attention weights of chosen layers, while every other layer keeps its fused kernel.
-
-The context manager attaches a recorder to those layers and removes it on exit. Outside of it, nothing is stored and
-nothing is slower.
-"""
+"""Record the attention weights of chosen layers, while every other layer keeps its fused kernel."""
 
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from functools import partial
 from threading import get_ident
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +35,8 @@ def record_attention(model: nn.Module, layers: int | Iterable[int] | None = None
     `maps[layer]` is (B, heads, N, N) with queries as rows; for a list of images it is a list of (1, heads, N, N) in
     list order. Axial layers have zeros where they do not attend. Each forward pass replaces the previous weights.
     """
-    modules = _attention_modules(model)
+    submodules = model.modules() if isinstance(cast("object", model), nn.Module) else ()
+    modules = [module for module in submodules if isinstance(module, Attention)]
     if not modules:
         raise ConfigError(f"A {type(model).__name__} has no attention to record.", hint="Pass a ViT.")
     chosen = list(range(len(modules))) if layers is None else choose_layers(layers, len(modules))
@@ -51,8 +49,3 @@ def record_attention(model: nn.Module, layers: int | Iterable[int] | None = None
     finally:
         for layer, recorder in recorders.items():
             modules[layer].recorders = tuple(other for other in modules[layer].recorders if other is not recorder)
-
-
-def _attention_modules(model: object) -> list[Attention]:
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    return [module for module in modules if isinstance(module, Attention)]

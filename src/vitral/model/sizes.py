@@ -78,28 +78,20 @@ def canonical_name(name: str) -> str:
     """Return `vit-b16` for `ViT-B/16`, `ViT-B_16`, `vit_base_patch16` or `B/16`; raise ConfigError if unknown."""
     check_type("The model name", name, str, hint="Build a model from a config with ViT(config).")
     text = name.strip()
+    problem = f"There is no model named {name!r}."
     if baseline := _BIT_SPELLING.fullmatch(text):
-        return _spell_baseline(name, int(baseline["layers"]), int(baseline["factor"]))
+        layers, factor = int(baseline["layers"]), int(baseline["factor"])
+        if layers in RESNETS and 1 <= factor <= 16:
+            return f"bit-r{layers}x{factor}"
+        depths = ", ".join(map(str, RESNETS))
+        raise ConfigError(problem, hint=f"Use a BiT of {depths} layers and a factor from 1 to 16.")
     match = _SPELLING.fullmatch(text)
     if match and _spell(match) in NAMES:
         return _spell(match)
-    hint = (_other_patches(match) if match else None) or _closest_name(text)
-    hint = f"{f'{hint} ' if hint else ''}`vitral models` lists all names; `vitral train --from` takes weights."
-    raise ConfigError(f"There is no model named {name!r}.", hint=hint)
-
-
-def _closest_name(text: str) -> str | None:
-    """Return a hint for a misspelled name, whose start may be a known spelling."""
-    match = _SPELLING.match(text)
-    return (did_you_mean(_spell(match), NAMES) if match else None) or did_you_mean(text, NAMES)
-
-
-def _spell_baseline(name: str, layers: int, factor: int) -> str:
-    if layers not in RESNETS or not 1 <= factor <= 16:
-        depths = ", ".join(map(str, RESNETS))
-        hint = f"Use a BiT of {depths} layers and a factor from 1 to 16."
-        raise ConfigError(f"There is no model named {name!r}.", hint=hint)
-    return f"bit-r{layers}x{factor}"
+    start = _SPELLING.match(text)  # a misspelled name may start with a known spelling
+    hints = (match and _other_patches(match), start and did_you_mean(_spell(start), NAMES), did_you_mean(text, NAMES))
+    hint = next((f"{hint} " for hint in hints if hint), "")
+    raise ConfigError(problem, hint=f"{hint}`vitral models` lists all names; `vitral train --from` takes weights.")
 
 
 def _spell(match: re.Match[str]) -> str:
@@ -124,8 +116,8 @@ def named_config(name: str, **overrides: Any) -> ViTConfig | BiTConfig:
     canonical = canonical_name(name)
     if baseline := _BIT_SPELLING.fullmatch(canonical):
         check_field_names(overrides, of=BiTConfig)
-        sizes: dict[str, Any] = {"stages": RESNETS[int(baseline["layers"])], "width_factor": int(baseline["factor"])}
-        return BiTConfig(**{**sizes, **overrides})
+        sizes: dict[str, Any] = dict(stages=RESNETS[int(baseline["layers"])], width_factor=int(baseline["factor"]))
+        return BiTConfig(**sizes | overrides)
     check_field_names(overrides, of=ViTConfig)
     return ViTConfig(**NAMES[canonical] | overrides)
 

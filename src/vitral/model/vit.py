@@ -8,9 +8,8 @@ Letters in shapes: B images, C channels, H and W pixels, N tokens, D width, K cl
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any, cast, overload
+from typing import cast, overload
 
 import torch
 from jaxtyping import Float
@@ -18,12 +17,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from vitral.errors import check_type
+from vitral.model.base import BaseNetwork, build_head
 from vitral.model.block import Block
 from vitral.model.config import ViTConfig
 from vitral.model.features import Features, build_features, choose_layers
-from vitral.model.layers import Linear, build_activation, build_dropout, build_head, initialize, lecun_normal_, normal_
+from vitral.model.layers import build_dropout, build_representation, initialize, normal_
 from vitral.model.packing import Packing, arrange, join
-from vitral.model.parameter_groups import optimizer_groups
 from vitral.model.patches import Patches
 from vitral.model.pool import build_pool
 from vitral.model.positions import Positions
@@ -32,7 +31,7 @@ Images = Float[Tensor, "B C H W"] | Sequence[Float[Tensor, "C _ _"]]
 Sequences = Float[Tensor, "B _ D"]
 
 
-class ViT(nn.Module):
+class ViT(BaseNetwork[ViTConfig]):
     """A Vision Transformer, described by its ViTConfig."""
 
     def __init__(self, config: ViTConfig):
@@ -50,7 +49,7 @@ class ViT(nn.Module):
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.pool = build_pool(config)
         self.representation = build_representation(config)
-        self.head = build_head(config.representation or config.width, config.num_classes, config.head_bias)
+        self.head = build_head(config)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -88,17 +87,16 @@ class ViT(nn.Module):
         for index, block in enumerate(self.blocks):
             if index > 0 and self.config.position_at != "stem":  # embed has added those of the first block
                 x = self.add_positions(x, packing, block=index)
-            x = self.run_checkpointed(block, x, packing) if self.is_checkpointed(block) else block(x, packing)
+            x = self.run_block(block, x, packing)
             if index in layers:
                 outputs[index] = x
         return x if self.config.norm_after_pool else self.norm(x), outputs
 
-    def is_checkpointed(self, block: nn.Module) -> bool:
-        """Return whether a block discards its activations for the backward pass; not while attention is recorded."""
-        wanted = self.gradient_checkpointing and torch.is_grad_enabled()
-        return wanted and not block.get_submodule("attention").recorders
-
-    def run_checkpointed(self, block: nn.Module, x: Sequences, packing: Packing) -> Sequences:
+    def run_block(self, block: nn.Module, x: Sequences, packing: Packing) -> Sequences:
+        """Run a block. Gradient checkpointing discards its activations, except while attention is recorded."""
+        checkpointed = self.gradient_checkpointing and torch.is_grad_enabled()
+        if not checkpointed or block.get_submodule("attention").recorders:
+            return block(x, packing)
         return cast("Tensor", checkpoint(partial(block, record=False), x, packing, use_reentrant=False))
 
     def pool_tokens(self, x: Sequences, packing: Packing) -> Tensor:
@@ -126,25 +124,3 @@ class ViT(nn.Module):
             return x
         shared = len(self.positions) == 1
         return x + self.positions[0 if shared else block](packing, like=x)
-
-    def reset_head(self, num_classes: int) -> "ViT":
-        """Replace the head by a new one with zero weights, for another number of classes; 0 removes it."""
-        bias = self.config.head_bias if num_classes else 0.0
-        self.config = replace(self.config, num_classes=num_classes, head_bias=bias)
-        head = build_head(self.config.representation or self.config.width, num_classes, bias)
-        self.head = head.to(self.norm.weight)
-        return self
-
-    def parameter_groups(self, lr: float, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
-        """Return parameter groups for an optimizer, with weight decay for matrices only and layer-wise rates.
-
-        The head learns at `lr`, each layer below it at `layer_decay` times the rate of the layer above."""
-        return optimizer_groups(self, len(self.blocks), lr, weight_decay, layer_decay)
-
-
-def build_representation(config: ViTConfig) -> nn.Module:
-    """Return the hidden layer of the pre-training head (section 3.1)."""
-    if config.representation is None:
-        return nn.Identity()
-    hidden = Linear(config.width, config.representation, weight=lecun_normal_)
-    return nn.Sequential(hidden, build_activation(config.representation_activation))
