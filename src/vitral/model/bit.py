@@ -7,7 +7,8 @@ of ViT (`config`, `features`, `head`), so the same commands train, evaluate and 
 """
 
 from collections.abc import Iterable, Sequence
-from typing import cast, overload
+from dataclasses import replace
+from typing import Any, cast, overload
 
 import torch
 import torch.nn.functional as F
@@ -16,18 +17,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from vitral.errors import ConfigError, check_type
-from vitral.model.base import BaseNetwork, build_head
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import NORM_GROUPS
 from vitral.model.features import ByLayer, Features, Tokens
-from vitral.model.layers import Conv
+from vitral.model.layers import Conv, build_head
 from vitral.model.packing import check_images, stack_by_size
+from vitral.model.parameter_groups import optimizer_groups
 
 Images = Float[Tensor, "B C H W"] | Sequence[Float[Tensor, "C _ _"]]
 Maps = Float[Tensor, "B _ _ _"]
 
 
-class BiT(BaseNetwork[BiTConfig]):
+class BiT(nn.Module):
     """A ResNet-v2, described by its BiTConfig."""
 
     def __init__(self, config: BiTConfig):
@@ -73,6 +74,17 @@ class BiT(BaseNetwork[BiTConfig]):
         stacks, order = stack_by_size(images, self.config.channels, self.config.grid, self.root.weight)
         maps = dict(zip(order, (image for stack in stacks for image in self.encode(stack)), strict=True))
         return [build_features(maps[index][None]) for index in range(len(order))]
+
+    def reset_head(self, num_classes: int) -> "BiT":
+        """Replace the head by a new one with zero weights, for another number of classes; 0 removes it."""
+        bias = self.config.head_bias if num_classes else 0.0
+        self.config = replace(self.config, num_classes=num_classes, head_bias=bias)
+        self.head = build_head(self.config).to(self.norm.weight)
+        return self
+
+    def parameter_groups(self, lr: float, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
+        """Return parameter groups for an optimizer, as `ViT.parameter_groups` does; every unit is a layer."""
+        return optimizer_groups(self, len(self.blocks), lr, weight_decay, layer_decay)
 
 
 def build_features(maps: Maps) -> Features:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
 
 Initializer = Callable[[Tensor], object]
@@ -93,3 +94,11 @@ def build_representation(config: ViTConfig) -> nn.Module:
         return nn.Identity()
     hidden = Linear(config.width, config.representation, weight=lecun_normal_)
     return nn.Sequential(hidden, build_activation(config.representation_activation))
+
+
+def build_head(config: ViTConfig | BiTConfig) -> nn.Module:
+    """Return a linear layer with zero weights and a constant bias; nothing for 0 classes."""
+    if not config.num_classes:
+        return nn.Identity()
+    bias = partial(nn.init.constant_, val=config.head_bias)
+    return Linear(config.representation or config.width, config.num_classes, weight=nn.init.zeros_, bias=bias)

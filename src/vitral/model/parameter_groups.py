@@ -6,8 +6,9 @@ Matrices and convolution kernels decay; biases, norms, tokens, position tables a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,3 +41,19 @@ def group_parameters(parameters: Mapping[str, Tensor], blocks: int, layer_decay:
         scale = layer_decay ** (blocks + 1 - layer_of(name, blocks))
         groups.setdefault((scale, is_matrix(name, parameter)), []).append(name)
     return [ParameterGroup(names=tuple(names), scale=scale, decays=decays) for (scale, decays), names in groups.items()]
+
+
+def optimizer_groups(
+    model: nn.Module, blocks: int, lr: float, weight_decay: float, layer_decay: float
+) -> list[dict[str, Any]]:
+    """Return the trainable parameters as groups for an optimizer of torch."""
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return [
+        {
+            "names": group.names,
+            "params": [parameters[name] for name in group.names],
+            "lr": lr * group.scale,
+            "weight_decay": weight_decay if group.decays else 0.0,
+        }
+        for group in group_parameters(parameters, blocks, layer_decay)
+    ]

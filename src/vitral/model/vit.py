@@ -8,8 +8,9 @@ Letters in shapes: B images, C channels, H and W pixels, N tokens, D width, K cl
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import cast, overload
+from typing import Any, cast, overload
 
 import torch
 from jaxtyping import Float
@@ -17,12 +18,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from vitral.errors import check_type
-from vitral.model.base import BaseNetwork, build_head
 from vitral.model.block import Block
 from vitral.model.config import ViTConfig
 from vitral.model.features import Features, build_features, choose_layers
-from vitral.model.layers import build_dropout, build_representation, initialize, normal_
+from vitral.model.layers import build_dropout, build_head, build_representation, initialize, normal_
 from vitral.model.packing import Packing, arrange, join
+from vitral.model.parameter_groups import optimizer_groups
 from vitral.model.patches import Patches
 from vitral.model.pool import build_pool
 from vitral.model.positions import Positions
@@ -31,7 +32,7 @@ Images = Float[Tensor, "B C H W"] | Sequence[Float[Tensor, "C _ _"]]
 Sequences = Float[Tensor, "B _ D"]
 
 
-class ViT(BaseNetwork[ViTConfig]):
+class ViT(nn.Module):
     """A Vision Transformer, described by its ViTConfig."""
 
     def __init__(self, config: ViTConfig):
@@ -124,3 +125,16 @@ class ViT(BaseNetwork[ViTConfig]):
             return x
         shared = len(self.positions) == 1
         return x + self.positions[0 if shared else block](packing, like=x)
+
+    def reset_head(self, num_classes: int) -> "ViT":
+        """Replace the head by a new one with zero weights, for another number of classes; 0 removes it."""
+        bias = self.config.head_bias if num_classes else 0.0
+        self.config = replace(self.config, num_classes=num_classes, head_bias=bias)
+        self.head = build_head(self.config).to(self.norm.weight)
+        return self
+
+    def parameter_groups(self, lr: float, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
+        """Return parameter groups for an optimizer, with weight decay for matrices only and layer-wise rates.
+
+        The head learns at `lr`, each layer below it at `layer_decay` times the rate of the layer above."""
+        return optimizer_groups(self, len(self.blocks), lr, weight_decay, layer_decay)
