@@ -1,0 +1,170 @@
+"""Fit a linear classifier to frozen features, with its L2 strength chosen by cross-validation.
+
+One decomposition of the features serves every strength and fold: in the coordinates of the singular vectors the problem
+has at most as many dimensions as there are images, and dividing each by its curvature lets L-BFGS converge in a few
+iterations.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitral.evaluation.metrics import score
+
+STRENGTHS = tuple(10.0 ** (1 - index / 2) for index in range(13))
+"""L2 penalties, strongest first. The penalty is strength / 2 times the squared norm of the weights of features whose
+root mean square is 1; the loss is a mean over images."""
+FIRST_STRENGTH, STRIDES = 8, (4, 2, 1)
+"""The search starts at this index and walks downhill, first in large strides."""
+FOLDS = 5
+SEARCH_ITERATIONS, SEARCH_TOLERANCE = 20, 1e-4
+FINAL_ITERATIONS, FINAL_TOLERANCE = 300, 1e-6
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LinearProbe:
+    """A linear classifier of features, and its predictions for images that it was not fitted to."""
+
+    weight: Tensor
+    """(K, D)."""
+    bias: Tensor
+    """(K,)."""
+    strength: float
+    out_of_fold: Tensor
+    """(N, K) logits of each image, from a classifier fitted without the image's fold."""
+
+    def __call__(self, features: Tensor) -> Tensor:
+        return F.linear(features, self.weight, self.bias)
+
+
+def choose_folds(labels: Tensor, *, seed: int = 0, folds: int = FOLDS, groups: Tensor | None = None) -> Tensor:
+    """Return the fold of each image. Folds have equal shares of every class, and a group stays in one fold.
+
+    Multi-label images, with (N, K) labels, are dealt by the rarest of their labels.
+    """
+    if labels.ndim == 2:
+        labels = (labels / labels.sum(0).clamp(min=1)).argmax(1)
+    groups = torch.arange(len(labels)) if groups is None else groups
+    leaders, members = groups.unique(return_inverse=True)
+    group_labels = torch.empty(len(leaders), dtype=torch.long).scatter_(0, members, labels)
+    shuffled = torch.randperm(len(leaders), generator=torch.Generator().manual_seed(seed))
+    by_class = shuffled[group_labels[shuffled].argsort(stable=True)]
+    fold_of = torch.empty(len(leaders), dtype=torch.long)
+    fold_of[by_class] = torch.arange(len(leaders)) % folds  # continues from class to class, so folds have equal sizes
+    return fold_of[members]
+
+
+def fit_probe(
+    features: Tensor,
+    labels: Tensor,
+    *,
+    classes: int,
+    folds: Tensor,
+    extra_views: Sequence[Tensor] = (),
+    class_weights: Tensor | None = None,
+) -> LinearProbe:
+    """Fit a probe to (N, D) features. Labels are (N,) indices, or (N, K) of 0 and 1 for one sigmoid per class.
+
+    `extra_views` are features of the same images seen differently, such as mirrored. The probe is fitted to all views;
+    its predictions are those of the first.
+    """
+    views = (features, *extra_views)
+    problem = _Problem(torch.cat(views), torch.cat([labels] * len(views)), classes, class_weights)
+    tried: dict[int, Tensor] = {}
+
+    def loss_at(index: int) -> float:
+        if not 0 <= index < len(STRENGTHS):
+            return float("inf")
+        if index not in tried:
+            tried[index] = problem.cross_validate(STRENGTHS[index], folds)
+        return score(tried[index], labels).loss
+
+    best = FIRST_STRENGTH
+    for stride in STRIDES:
+        while (lower := min((best, best - stride, best + stride), key=loss_at)) != best:
+            best = lower
+    solution = problem.solve(STRENGTHS[best], iterations=FINAL_ITERATIONS, tolerance=FINAL_TOLERANCE)
+    weight, bias = problem.to_features(solution)
+    return LinearProbe(weight=weight, bias=bias, strength=STRENGTHS[best], out_of_fold=tried[best])
+
+
+class _Problem:
+    """Logistic regression in the coordinates of the singular vectors of the features."""
+
+    def __init__(self, features: Tensor, labels: Tensor, classes: int, class_weights: Tensor | None):
+        features = features.double()
+        self.mean = features.mean(0)
+        centered = features - self.mean
+        self.scale = centered.square().mean().sqrt().clamp(min=1e-12)
+        coordinates, self.basis = _decompose(centered / self.scale)
+        self.coordinates = coordinates.float()
+        self.curvature = self.coordinates.square().mean(0) / 4
+        self.labels, self.classes, self.class_weights = labels, classes, class_weights
+        self.solutions: dict[int, Tensor] = {}
+
+    def cross_validate(self, strength: float, folds: Tensor) -> Tensor:
+        """Return the (N, K) out-of-fold logits of the first view. Each fold starts at its solution before this one."""
+        rows = folds.repeat(len(self.labels) // len(folds))
+        logits = torch.empty(len(folds), self.classes)
+        for fold in folds.unique().tolist():
+            start = self.solutions.get(fold)
+            self.solutions[fold] = solution = self.solve(strength, rows != fold, start=start)
+            held_out = (folds == fold).nonzero()[:, 0]
+            logits[held_out] = torch.addmm(solution[-1], self.coordinates[held_out], solution[:-1])
+        return logits
+
+    def solve(
+        self,
+        strength: float,
+        chosen: Tensor | slice = slice(None),
+        *,
+        start: Tensor | None = None,
+        iterations: int = SEARCH_ITERATIONS,
+        tolerance: float = SEARCH_TOLERANCE,
+    ) -> Tensor:
+        """Return the (R + 1, K) weights, the bias last, that minimize the penalized loss on the chosen rows."""
+        x, labels = self.coordinates[chosen], self.labels[chosen]
+        scale = torch.cat([(self.curvature + strength).rsqrt(), torch.ones(1)])[:, None]
+        unknown = torch.zeros(len(scale), self.classes) if start is None else start / scale
+        unknown.requires_grad_()
+        optimizer = torch.optim.LBFGS(
+            [unknown],
+            max_iter=iterations,
+            tolerance_grad=tolerance,
+            tolerance_change=0.0,
+            line_search_fn="strong_wolfe",
+        )
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            weights = unknown * scale
+            loss = self.loss(torch.addmm(weights[-1], x, weights[:-1]), labels)
+            loss = loss + strength / 2 * weights[:-1].square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        return unknown.detach() * scale
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if labels.ndim == 2:
+            losses = F.binary_cross_entropy_with_logits(logits, labels.float(), pos_weight=self.class_weights)
+            return losses * self.classes
+        return F.cross_entropy(logits, labels, weight=self.class_weights)
+
+    def to_features(self, solution: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weight (K, D) and the bias (K,) for the original features."""
+        weight = (self.basis @ solution[:-1].double()).T / self.scale
+        return weight.float(), (solution[-1].double() - weight @ self.mean).float()
+
+
+def _decompose(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return coordinates (N, R) and an orthogonal basis (D, R) with x = coordinates @ basis.T."""
+    if x.shape[0] < x.shape[1]:
+        u, values, basis = torch.linalg.svd(x, full_matrices=False)
+        return u * values, basis.T
+    _, basis = torch.linalg.eigh(x.T @ x)
+    return x @ basis, basis
