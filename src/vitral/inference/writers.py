@@ -269,7 +269,7 @@ def features_to_file(predictor: Predictor, files: Sequence[str], out: Path) -> I
             rows.append(features)
         yield Progress(done=number, total=len(files))
     config = predictor.loaded.model.config
-    width = config.representation or config.width
+    width = config.representation or config.pooled_width
     _write_features(out, names, np.stack(rows) if rows else np.empty((0, width), np.float32))
     yield FeatureFile(path=out, images=len(rows), width=width, failures=tuple(failures))
 

@@ -50,6 +50,10 @@ class BiTConfig:
         return 32 * self.root_width
 
     @property
+    def pooled_width(self) -> int:
+        return self.width
+
+    @property
     def blocks(self) -> int:
         """Return the number of residual units."""
         return sum(self.stages)

@@ -24,7 +24,7 @@ Size = int | tuple[int, int]
 Position = Literal["none", "learned", "learned-2d", "relative", "sincos-2d"]
 PositionAt = Literal["stem", "every-layer", "every-layer-shared"]
 Resample = Literal["bilinear-corners", "bicubic", "bicubic-antialias", "bicubic-corners"]
-Pool = Literal["token", "mean", "map", "none"]
+Pool = Literal["token", "mean", "token+mean", "map", "none"]
 Activation = Literal["gelu-tanh", "gelu", "relu"]
 RepresentationActivation = Literal["tanh", "gelu", "relu"]
 AttentionKind = Literal["full", "axial"]
@@ -132,10 +132,10 @@ class ViTConfig:
     """How positions are resampled to another grid. bilinear-corners: Google's; bicubic: transformers';
     bicubic-antialias: timm's; bicubic-corners: torchvision's."""
     pool: Pool = "token"
-    """Input of the head. token: the class token; mean: the mean of the patches; map: attention pooling of the
-    patches; none: every token."""
+    """Input of the head. token: the class token; mean: the mean of the patches; token+mean: both, concatenated; map:
+    attention pooling of the patches; none: every token."""
     class_token: bool | None = None
-    """Add a class token; None: only if pool is token."""
+    """Add a class token; None: only if pool is token or token+mean."""
     norm_after_pool: bool = False
     """Apply the final norm after the pooling instead of before it (the heads of MAE and BEiT)."""
     registers: int = 0
@@ -188,7 +188,12 @@ class ViTConfig:
 
     @property
     def has_class_token(self) -> bool:
-        return self.pool == "token" if self.class_token is None else self.class_token
+        return self.pool in ("token", "token+mean") if self.class_token is None else self.class_token
+
+    @property
+    def pooled_width(self) -> int:
+        """Return the length of the vector that pooling makes of an image."""
+        return self.width * (2 if self.pool == "token+mean" else 1)
 
     @property
     def extra_tokens(self) -> int:
@@ -285,11 +290,11 @@ class ViTConfig:
             near = _nearest_divisor(self.width, self.heads)
             hint = f"Use heads={near}." if near else f"Use a number of heads that divides {self.width}."
             raise ConfigError(f"heads={self.heads} does not divide width={self.width}.", hint=hint)
-        if self.pool == "token" and self.class_token is False:
+        if self.pool in ("token", "token+mean") and self.class_token is False:
             hint = "Use pool='mean' or pool='map', or omit class_token."
-            raise ConfigError("pool='token' needs a class token, but class_token=False.", hint=hint)
-        if self.pool == "none" and self.norm_after_pool:
-            raise ConfigError("norm_after_pool=True has no effect with pool='none'.", hint="Omit norm_after_pool.")
+            raise ConfigError(f"pool={self.pool!r} needs a class token, but class_token=False.", hint=hint)
+        if self.pool in ("none", "token+mean") and self.norm_after_pool:
+            raise ConfigError(f"norm_after_pool=True does not fit pool={self.pool!r}.", hint="Omit norm_after_pool.")
         self._check_positions()
 
     def _check_positions(self) -> None:

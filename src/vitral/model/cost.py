@@ -125,9 +125,9 @@ def _matrices(config: ViTConfig, patches: int) -> Iterator[_Layer]:
         yield _Layer(mlp_width, width, 1)
     pooled = tokens if config.pool == "none" else 1
     if config.representation is not None:
-        yield _Layer(width, config.representation, pooled)
+        yield _Layer(config.pooled_width, config.representation, pooled)
     if config.num_classes:
-        yield _Layer(config.representation or width, config.num_classes, pooled)
+        yield _Layer(config.representation or config.pooled_width, config.num_classes, pooled)
 
 
 def _attention_flops(config: ViTConfig, grid: tuple[int, int]) -> int:

@@ -92,7 +92,7 @@ def build_representation(config: ViTConfig) -> nn.Module:
     """Return the hidden layer of the pre-training head (section 3.1)."""
     if config.representation is None:
         return nn.Identity()
-    hidden = Linear(config.width, config.representation, weight=lecun_normal_)
+    hidden = Linear(config.pooled_width, config.representation, weight=lecun_normal_)
     return nn.Sequential(hidden, build_activation(config.representation_activation))
 
 
@@ -101,4 +101,4 @@ def build_head(config: ViTConfig | BiTConfig) -> nn.Module:
     if not config.num_classes:
         return nn.Identity()
     bias = partial(nn.init.constant_, val=config.head_bias)
-    return Linear(config.representation or config.width, config.num_classes, weight=nn.init.zeros_, bias=bias)
+    return Linear(config.representation or config.pooled_width, config.num_classes, weight=nn.init.zeros_, bias=bias)

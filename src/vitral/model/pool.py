@@ -1,5 +1,6 @@
 """From tokens to one vector per image: the class token, the mean of the patches, or attention pooling."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -14,32 +15,28 @@ from vitral.model.packing import Packing
 Sequences = Float[Tensor, "B N D"]
 
 
-class Pool(nn.Module):
-    """Pool each group of images with `pool`. Return one row per image, in list order."""
-
-    def forward(self, x: Sequences, packing: Packing) -> Float[Tensor, "images D"]:
-        groups = zip(packing.split(x), packing.groups, strict=True)
-        return packing.in_order([self.pool(tokens, group.extras) for tokens, group in groups])
-
-    def pool(self, x: Sequences, extras: int) -> Float[Tensor, "B D"]:
-        raise NotImplementedError
-
-
-class TokenPool(Pool):
+class TokenPool(nn.Module):
     """Take the class token, which comes first."""
 
-    def pool(self, x: Sequences, extras: int) -> Float[Tensor, "B D"]:
-        return x[:, 0]
+    def forward(self, x: Sequences, packing: Packing) -> Float[Tensor, "images D"]:
+        return pool_groups(x, packing, lambda x, extras: x[:, 0])
 
 
-class MeanPool(Pool):
+class MeanPool(nn.Module):
     """Average the patches."""
 
-    def pool(self, x: Sequences, extras: int) -> Float[Tensor, "B D"]:
-        return x[:, extras:].mean(dim=1)
+    def forward(self, x: Sequences, packing: Packing) -> Float[Tensor, "images D"]:
+        return pool_groups(x, packing, lambda x, extras: x[:, extras:].mean(dim=1))
 
 
-class MapPool(Pool):
+class TokenMeanPool(nn.Module):
+    """Concatenate the class token and the mean of the patches (the linear evaluation of DINOv2)."""
+
+    def forward(self, x: Sequences, packing: Packing) -> Float[Tensor, "images 2*D"]:
+        return pool_groups(x, packing, lambda x, extras: torch.cat([x[:, 0], x[:, extras:].mean(dim=1)], dim=1))
+
+
+class MapPool(nn.Module):
     """Multi-head attention pooling of "Scaling Vision Transformers": a learned probe attends to all patches."""
 
     def __init__(self, config: ViTConfig):
@@ -57,7 +54,10 @@ class MapPool(Pool):
     def reset_parameters(self) -> None:
         initialize(self.probe, nn.init.xavier_uniform_)
 
-    def pool(self, x: Sequences, extras: int) -> Float[Tensor, "B D"]:
+    def forward(self, x: Sequences, packing: Packing) -> Float[Tensor, "images D"]:
+        return pool_groups(x, packing, self.attend)
+
+    def attend(self, x: Sequences, extras: int) -> Float[Tensor, "B D"]:
         q = self.to_q(self.probe).unflatten(-1, (self.heads, 1, -1)).expand(x.shape[0], -1, -1, -1)
         k, v = self.to_kv(x[:, extras:]).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v)
@@ -72,7 +72,13 @@ class NoPool(nn.Module):
         return x
 
 
+def pool_groups(x: Sequences, packing: Packing, pool: Callable[[Tensor, int], Tensor]) -> Float[Tensor, "images D"]:
+    """Pool each group of images with `pool(x, extras)`. Return one row per image, in list order."""
+    groups = zip(packing.split(x), packing.groups, strict=True)
+    return packing.in_order([pool(tokens, group.extras) for tokens, group in groups])
+
+
 def build_pool(config: ViTConfig) -> nn.Module:
     if config.pool == "map":
         return MapPool(config)
-    return {"token": TokenPool, "mean": MeanPool, "none": NoPool}[config.pool]()
+    return {"token": TokenPool, "mean": MeanPool, "token+mean": TokenMeanPool, "none": NoPool}[config.pool]()

@@ -1,13 +1,15 @@
 """transformers' ViT: a folder with config.json, or a bare state dict, under its names on disk or in memory.
 
 config.json states every field. Without it, vitral assumes transformers' defaults: exact GELU,
-epsilon 1e-12. vitral also reads the layout of transformers' Dinov2.
+epsilon 1e-12. Networks with layer scale have the layout of transformers' Dinov2, with or without registers.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from vitral.errors import ConfigError, WeightsError, short_repr
 from vitral.files import write_json
@@ -114,7 +116,7 @@ def infer_spec(file: TensorFile, style: Style, overrides: Overrides) -> ModelSpe
     fields: dict[str, Any] = dict(
         **shapes.infer_sizes(file, f"{prefix}{_PROJECTION}", f"{prefix}{style.layers}.", style.mlp[0]),
         image_size=shapes.image_size(grid, (patch[0], patch[1])),
-        num_classes=_count_classes(file, width, overrides),
+        **_infer_head(file, width, overrides),
         registers=registers,
         class_token=True,
         activation=stated_activation(stated),
@@ -136,15 +138,19 @@ def infer_spec(file: TensorFile, style: Style, overrides: Overrides) -> ModelSpe
     )
 
 
-def _count_classes(file: TensorFile, width: int, overrides: Overrides) -> int:
+def _infer_head(file: TensorFile, width: int, overrides: Overrides) -> dict[str, Any]:
+    """Return num_classes and pool. The classifier of Dinov2 reads the class token and the mean of the patches."""
     if "classifier.weight" not in file.shapes and "classifier.bias" not in file.shapes:
-        return 0
+        return {"num_classes": 0}
     classes, inputs = file.shape("classifier.weight", 2)
-    if inputs == width:
-        return classes
+    pools = {width: "token", 2 * width: "token+mean"}
+    if inputs in pools:
+        return {"num_classes": classes, "pool": pools[inputs]}
     if "num_classes" not in overrides:
-        raise unsupported("huggingface", "its classifier reads more than the class token (num_classes=... replaces it)")
-    return 0
+        raise unsupported(
+            "huggingface", f"its classifier reads {inputs} features (num_classes=... replaces it)"
+        )
+    return {"num_classes": 0}
 
 
 def rules(config: ViTConfig, style: Style) -> Iterator[Rule]:
@@ -177,16 +183,33 @@ def rules(config: ViTConfig, style: Style) -> Iterator[Rule]:
 def write(content: Content, path: Path) -> list[str]:
     """Write a folder that ``from_pretrained`` opens, or the state dict alone for a path with a suffix."""
     content = content.with_learned_positions()
-    content.check_supported(attention=("full",), pool=("token",), **PLAIN, representation=(None,), stem=(None,))
-    tensors = content.renamed(rules(content.config, Style()))
+    content.check_supported(attention=("full",), norm_after_pool=(False,), representation=(None,), stem=(None,))
+    if content.config.layer_scale is None:
+        content.check_supported(pool=("token",), **PLAIN)
+        style, described = Style(), config_json(content)
+    else:
+        if content.config.num_classes:
+            content.check_supported(pool=("token+mean",))
+        if is_file_name(path):
+            raise content.unsupported("a network with layer_scale in a single file; write a folder")
+        style, described = dinov2_style(content.config), dinov2_json(content)
+    tensors = content.renamed(rules(content.config, style))
+    if content.config.registers:  # transformers always has this one with registers
+        tensors[f"{style.prefix}embeddings.mask_token"] = torch.zeros(1, content.config.width)
     if not is_file_name(path):
         write_state(content, tensors, path / "model.safetensors")
-        write_json(path / "config.json", config_json(content))
+        write_json(path / "config.json", described)
         write_json(path / "preprocessor_config.json", preprocessor_json(content.preprocess))
         return []
     write_state(content, tensors, path)
-    settings = {name: config_json(content)[name] for name in ("num_attention_heads", "hidden_act", "layer_norm_eps")}
+    settings = {name: described[name] for name in ("num_attention_heads", "hidden_act", "layer_norm_eps")}
     return [f"Build transformers' ViTConfig for this file with {settings}."]
+
+
+def dinov2_style(config: ViTConfig) -> Style:
+    """Return the names of transformers' Dinov2, which are others with registers."""
+    prefix = "dinov2_with_registers." if config.registers else "dinov2."
+    return Style(prefix=prefix, norms=("norm1", "norm2"), mlp=("mlp.fc1", "mlp.fc2"))
 
 
 # ---- config.json and preprocessor_config.json ----
@@ -293,6 +316,24 @@ def config_json(content: Content) -> dict[str, Any]:
         "label2id": {label: index for index, label in enumerate(labels)},
         **({"problem_type": "multi_label_classification"} if content.multi_label else {}),
         "dtype": str(next(iter(content.state.values())).dtype).removeprefix("torch."),
+    }
+
+
+def dinov2_json(content: Content) -> dict[str, Any]:
+    """Return the config.json of transformers' Dinov2."""
+    config, described = content.config, config_json(content)
+    if config.mlp_width % config.width:
+        raise content.unsupported(f"mlp_width={config.mlp_width} with layer_scale (expected a multiple of width)")
+    del described["intermediate_size"]
+    name = "Dinov2WithRegisters" if config.registers else "Dinov2"
+    return described | {
+        "architectures": [f"{name}ForImageClassification" if config.num_classes else f"{name}Model"],
+        "model_type": "dinov2_with_registers" if config.registers else "dinov2",
+        "mlp_ratio": config.mlp_width // config.width,
+        "num_register_tokens": config.registers,
+        "drop_path_rate": config.drop_path,
+        "use_mask_token": False,
+        "use_swiglu_ffn": False,
     }
 
 
