@@ -71,7 +71,7 @@ def train(
     out, resume: the run folder to create, or the one to continue
     epochs, steps, minutes: the length of the run; pass one of them
     batch_size, image_size, lr, seed: images per step, pixels (or height and width), peak learning rate, random seed
-    tune: the weights to train: "all", "head", "last-blocks" or "lora"
+    tune: what to train after the linear probe: "probe" (nothing), "head", "last-blocks", "lora" or "all"
     objective: "classify", or "masked-patches" to pretrain without labels
     device, precision, workers: "cuda:1", "bfloat16", processes that load images
     tensorboard, progress: write TensorBoard curves; show progress

@@ -301,15 +301,17 @@ def _is_list_of(is_valid: Check) -> Check:
     return lambda value: isinstance(value, list) and all(map(is_valid, value))
 
 
+def _is_optional(is_valid: Check) -> Check:
+    return lambda value: value is None or is_valid(value)
+
+
 def _is_a(*kinds: type) -> Check:
     return lambda value: isinstance(value, kinds) and not isinstance(value, bool)
 
 
-def _is_baseline(value: object) -> bool:
-    if not isinstance(value, dict):
-        return value is None
-    names = {"few_shot", "knn", "train_images", "images"}
-    return set(value) == names and all(map(_is_a(int, float), value.values()))
+def _is_candidate(value: object) -> bool:
+    names = {"name", "top1", "interval", "loss", "evidence", "seconds", "chosen"}
+    return isinstance(value, dict) and set(value) == names and isinstance(value["interval"], list)
 
 
 _MANIFEST: dict[str, Check] = {
@@ -317,13 +319,13 @@ _MANIFEST: dict[str, Check] = {
     "threads": _is_a(int),
     "choices": _is_list_of(lambda choice: _is_list_of(_is_a(str))(choice) and len(choice) == 3),
     "resumes": _is_list_of(_is_a(int)),
-    "baseline": _is_baseline,
+    "candidates": _is_optional(_is_list_of(_is_candidate)),
 }
 _REPORT: dict[str, Check] = {
     **dict.fromkeys(("test", "data", "environment"), _is_a(dict)),
     **dict.fromkeys(("best_step", "steps", "bad_images", "parameters"), _is_a(int)),
     "train_seconds": _is_a(int, float),
     "choices": _is_list_of(_is_a(dict)),
-    "baseline": _is_baseline,
+    "candidates": _is_optional(_is_list_of(_is_candidate)),
     "command": _is_a(str),
 }

@@ -29,7 +29,11 @@ class Settings:
         Text, option("Start from the weights of MODEL instead of from scratch.", "MODEL", name="--from")
     ] = None
     model: Annotated[Text, AUTO, option("Architecture to train from scratch, such as vit-s16.", "NAME")] = None
-    tune: Annotated[Text, AUTO, option("Which weights to train: all, head, last-blocks or lora.", "WHAT")] = None
+    tune: Annotated[
+        Text,
+        AUTO,
+        option("Train the probe only, head, last-blocks, lora or all.", "WHAT"),
+    ] = None
     minutes: Annotated[OptionalNumber, option("Plan the run to take this long.")] = None
     epochs: Annotated[OptionalNumber, AUTO, option("Number of passes over the training images.")] = None
     steps: Annotated[OptionalInt, option("Number of optimizer steps, instead of epochs.")] = None

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vitral.console.output import Format, print_line, print_lines, show_as
-from vitral.report.text import format_accuracy, format_clock, format_count, format_percent, masked_patches_lines
+from vitral.report.text import format_accuracy, format_clock, format_percent, masked_patches_lines
 from vitral.runs import Run, quote
 from vitral.training.events import (
-    Baseline,
+    Candidate,
     Chosen,
     EpochEnded,
     Event,
@@ -82,11 +82,13 @@ def message_of(event: Event) -> tuple[str, str | None] | None:
         case Chosen():
             value = f"{event.value:g}" if isinstance(event.value, float) else str(event.value)
             return f"{event.name:<20} {value:<16} {event.reason}", "dim"
-        case Baseline():
-            images = format_count(event.images, "validation image")
-            knn, few_shot = format_percent(event.knn), format_percent(event.few_shot)
-            return f"Before training: {knn} with nearest neighbors, {few_shot} with 10 shots ({images})", None
+        case Candidate():
+            low, high = (format_percent(bound) for bound in event.interval)
+            accuracy = f"{format_percent(event.top1)} ({low} to {high})"
+            return f"{event.name:<37} {accuracy:<26} {event.evidence}", None
         case Started():
+            if not event.steps:
+                return f"linear probe, {event.parameters:,} parameters: {event.folder}", "bold"
             resumed = f", resumed at step {event.step}" if event.step else ""
             trained = "" if event.trained == event.parameters else f" ({event.trained:,} trained)"
             return f"{event.steps} steps{resumed}, {event.parameters:,} parameters{trained}: {event.folder}", "bold"

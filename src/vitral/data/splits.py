@@ -27,6 +27,8 @@ class Splits:
     validation: tuple[Item, ...]
     test: tuple[Item, ...]
     reasons: dict[str, str]
+    is_validation_carved: bool = False
+    """Whether the validation images were taken from the training images and serve nothing else."""
 
 
 def choose_splits(data: DatasetIndex, other: DatasetIndex | None = None, val_fraction: float = VAL_FRACTION) -> Splits:
@@ -36,7 +38,7 @@ def choose_splits(data: DatasetIndex, other: DatasetIndex | None = None, val_fra
     is the dataset's own if that is not the test split already, or a part of the training images.
     """
     train = data.splits.get("train", ())
-    leaders = None
+    leaders, is_carved = None, False
     reasons = {}
     if other is not None:
         test, reasons["test"] = relabel(other, data.classes), "the dataset given with --val"
@@ -51,17 +53,18 @@ def choose_splits(data: DatasetIndex, other: DatasetIndex | None = None, val_fra
     else:
         rest, part = split_off(train, val_fraction, salt="selection", leaders=leaders)
         if part and len(rest) > len(part):
-            train, validation = rest, part
+            train, validation, is_carved = rest, part, True
             reasons["validation"] = f"about {100 * val_fraction:.6g} % of the training images"
         else:
             validation, reasons["validation"] = train, "the training images: there are too few to hold some out"
     if not train:
         raise DataError(f"{data.name} has no training images.", hint="Call the folder of training images train.")
     if not test:
-        test, reasons["test"] = validation, "the validation images: there are too few to hold others out"
+        test, is_carved = validation, False
+        reasons["test"] = "the validation images: there are too few to hold others out"
         if validation is train:
             reasons["test"] = "the training images themselves, so scores mean little: there are too few"
-    return Splits(train=train, validation=validation, test=test, reasons=reasons)
+    return Splits(train=train, validation=validation, test=test, reasons=reasons, is_validation_carved=is_carved)
 
 
 def own_test_split(data: DatasetIndex) -> str | None:

@@ -1,5 +1,5 @@
 """Evaluate frozen features without training: the paper's closed-form few-shot regression (section 4.1) and k nearest
-neighbors. Both take seconds, so they serve as the baseline of every fine-tuning run."""
+neighbors."""
 
 import hashlib
 import time

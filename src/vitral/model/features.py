@@ -94,7 +94,7 @@ class Tokens:
 class Features(Tokens):
     """The tokens that enter the pooling (after the final norm, unless norm_after_pool), and the pooled vector."""
 
-    pooled: Float[Tensor, "B D"] | Float[Tensor, "B tokens D"]
+    pooled: Float[Tensor, "B pooled"] | Float[Tensor, "B tokens D"]
     """One vector per image, as the head (or its hidden layer) receives it; all tokens with pool 'none'."""
     layers: ByLayer[Tokens]
     """The tokens after each requested layer, before the final norm."""

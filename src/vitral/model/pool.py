@@ -32,7 +32,7 @@ class MeanPool(nn.Module):
 class TokenMeanPool(nn.Module):
     """Concatenate the class token and the mean of the patches (the linear evaluation of DINOv2)."""
 
-    def forward(self, x: Sequences, packing: Packing) -> Float[Tensor, "images 2*D"]:
+    def forward(self, x: Sequences, packing: Packing) -> Float[Tensor, "images _"]:
         return pool_groups(x, packing, lambda x, extras: torch.cat([x[:, 0], x[:, extras:].mean(dim=1)], dim=1))
 
 
@@ -72,7 +72,7 @@ class NoPool(nn.Module):
         return x
 
 
-def pool_groups(x: Sequences, packing: Packing, pool: Callable[[Tensor, int], Tensor]) -> Float[Tensor, "images D"]:
+def pool_groups(x: Sequences, packing: Packing, pool: Callable[[Tensor, int], Tensor]) -> Float[Tensor, "images _"]:
     """Pool each group of images with `pool(x, extras)`. Return one row per image, in list order."""
     groups = zip(packing.split(x), packing.groups, strict=True)
     return packing.in_order([pool(tokens, group.extras) for tokens, group in groups])

@@ -14,7 +14,9 @@ from vitral.files import printable, write_text
 from vitral.report.card import render_card
 from vitral.report.plots import draw_confusion, draw_curves, draw_reliability
 from vitral.report.text import (
+    CANDIDATE_COLUMNS,
     COUNT_WORDS,
+    candidate_row,
     class_table,
     format_clock,
     format_count,
@@ -54,6 +56,7 @@ def render_page(run: Run, report: Report) -> str:
     environment = environment.pop("versions") | environment
     sections = [
         _section("Training", draw_curves(run.read_rows(run.losses), run.read_rows(run.metrics)), _training(report)),
+        _section("What was tried", _candidates(report.get("candidates") or ())),
         *([_masked_patches(run)] if is_pretraining else _classification(run, scores)),
         _section("Dataset", _dataset(data), _image(run.plots / "data.png", "Training images of each class")),
         _section("Automatic choices", _table(("setting", "value", "reason"), choices)),
@@ -78,21 +81,25 @@ def render_page(run: Run, report: Report) -> str:
 def _training(report: Report) -> str:
     steps = f"{format_count(report['steps'], 'step')} in {format_clock(report['train_seconds'])}."
     origin = "the last step"
-    if report.get("keep", "best") == "best":
+    if report.get("candidates") and not report["best_step"]:
+        origin = "the linear probe, which no training step improved" if report["steps"] else "the linear probe"
+    elif report.get("keep", "best") == "best":
         origin = f"step {report['best_step']:,}, the end of the epoch with the best validation score"
     lines = [f"{steps} The model is from {origin}."]
     if report.get("augmented"):
         reason = "training images are augmented or mixed, or their labels are smoothed"
         lines.append(f"The training loss can be above the validation loss: {reason}.")
-    if baseline := report.get("baseline"):
-        lines.append(
-            f"Baseline before training, on {format_count(baseline['images'], 'validation image')}: "
-            f"{format_percent(baseline['knn'])} with nearest neighbors, "
-            f"{format_percent(baseline['few_shot'])} with 10 images per class."
-        )
     if report["bad_images"]:
         lines.append(f"{format_count(report['bad_images'], 'unreadable image')} skipped, listed in skipped.txt.")
     return _paragraphs(lines)
+
+
+def _candidates(candidates: Sequence[Report]) -> str:
+    """Return a table of the candidates, with the reason for the choice, or "" without any."""
+    if not candidates:
+        return ""
+    reason = "A candidate replaces the linear probe only if it does better on images that neither was trained on."
+    return _paragraphs([reason]) + _table(CANDIDATE_COLUMNS, map(candidate_row, candidates), numbers=3)
 
 
 def _classification(run: Run, scores: Report) -> list[str]:

@@ -71,6 +71,22 @@ def summary_lines(scores: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+CANDIDATE_COLUMNS = ("", "candidate", "measured on", "accuracy", "95% interval", "time")
+
+
+def candidate_row(candidate: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the cells of a candidate: its mark if it was chosen, its name, its evidence, and its numbers."""
+    low, high = candidate["interval"]
+    return (
+        "chosen" if candidate["chosen"] else "",
+        candidate["name"],
+        candidate["evidence"],
+        format_percent(candidate["top1"]),
+        f"{format_percent(low)} to {format_percent(high)}",
+        format_clock(candidate["seconds"]),
+    )
+
+
 def masked_patches_lines(scores: Mapping[str, Any]) -> list[str]:
     """Return the test scores of a run that predicts masked patches as one sentence each, the main result first."""
     images = f"{format_count(scores['images'], 'image')}, target {scores['target']}"

@@ -30,6 +30,7 @@ PROTOCOL: dict[str, Any] = {
     "image_size": (384, 384),
     "resize": "squash",
     "tune.what": "all",
+    "tune.probe": False,
     "optim.name": "sgd",
     "optim.lr": 0.01,
     "optim.momentum": 0.9,

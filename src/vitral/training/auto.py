@@ -24,15 +24,18 @@ HEADERS_SAMPLED = 50
 """Images whose headers are read to learn their size and channels."""
 MAX_SMALL_SIDE = 80
 """Images up to this side in pixels are small."""
+MAX_DEFAULT_SIDE = 224
+"""A checkpoint that was trained with larger images is used at about this side in pixels."""
 FEW_IMAGES = 5000
-MIN_PER_CLASS, MANY_PER_CLASS = 10, 1000
+MANY_PER_CLASS = 1000
 MAX_EPOCHS = 200
 MAX_IMBALANCE = 3
 _STEPS_FROM_SCRATCH, _STEPS_FROM_CHECKPOINT = 4000, 600
-_LEARNING_RATES = {  # optimizer: from scratch, all weights of a checkpoint, a few weights of a checkpoint
-    "sgd": (0.03, 0.01, 0.03),
-    "adamw": (1e-3, 3e-4, 1e-3),
-    "muon": (2e-3, 1e-4, 1e-3),
+_FEWEST_STEPS, _EPOCHS_OF_LAST_BLOCKS = 100, 6
+_LEARNING_RATES = {  # optimizer: from scratch, all weights of a checkpoint, its head or LoRA, its last blocks
+    "sgd": (0.03, 0.01, 0.03, 0.01),
+    "adamw": (1e-3, 3e-4, 1e-3, 1e-4),
+    "muon": (2e-3, 1e-4, 1e-3, 1e-4),
 }
 
 
@@ -46,6 +49,8 @@ class Facts:
     """Headers of some of the training images."""
     pretrained: ModelSpec | None
     """The checkpoint to start from, or the network that the caller built."""
+    has_validation: bool = True
+    """Whether there are validation images other than the training images."""
 
 
 def resolve(config: TrainConfig, facts: Facts) -> tuple[ResolvedConfig, tuple[Chosen, ...]]:
@@ -62,6 +67,14 @@ def resolve(config: TrainConfig, facts: Facts) -> tuple[ResolvedConfig, tuple[Ch
         config = replace(config, **change)
         if reason:
             choices.append(Chosen(name=name, value=value, reason=reason))
+    if config.tune.what == "probe" and not config.starts_with_probe:
+        raise ConfigError(
+            "tune.what=probe needs labels and a checkpoint, and tune.probe=true.", hint="Pass --from MODEL."
+        )
+    if config.tune.what == "probe" and (config.steps is not None or config.epochs):
+        raise ConfigError(
+            "tune.what=probe fits a linear probe and takes no training steps.", hint="Drop --steps and --epochs."
+        )
     if config.loss.kind == "softmax" and facts.dataset.multi_label:
         raise ConfigError(
             "loss.kind=softmax needs one label per image, but this dataset has several.", hint="Use loss.kind=sigmoid."
@@ -105,12 +118,24 @@ def _channels(config: TrainConfig, facts: Facts) -> Choice:
 
 def _image_size(config: TrainConfig, facts: Facts) -> Choice:
     if facts.pretrained is not None:
-        return facts.pretrained.config.image_size, "the checkpoint was trained at this size"
+        return _pretrained_size(facts.pretrained.config, by_default=bool(config.from_weights))
     side = typical_side(facts.headers)
     reason = f"images have about {side} pixels per side"
     if side <= MAX_SMALL_SIDE:
         return min((28, 32, 64), key=lambda size: abs(size - side)), reason
     return (128, f"{reason}; a CPU can afford 128") if config.device == "cpu" else (224, reason)
+
+
+def _pretrained_size(config: ViTConfig | BiTConfig, *, by_default: bool) -> Choice:
+    """Networks trained at large sizes are used at about 224 pixels, where a step costs a fraction."""
+    if by_default and isinstance(config, ViTConfig) and min(config.image_hw) > MAX_DEFAULT_SIDE:
+        height, width = (MAX_DEFAULT_SIDE // step * step for step in config.step_hw)
+        if height and width:
+            cost = (config.image_hw[0] * config.image_hw[1]) / (height * width)
+            trained = f"{config.image_hw[0]} x {config.image_hw[1]} pixels"
+            reason = f"{trained}, as the checkpoint was trained, would cost {cost:.1f} times as much"
+            return height if height == width else (height, width), reason
+    return config.image_size, "the checkpoint was trained at this size"
 
 
 def _resize(config: TrainConfig, facts: Facts) -> Choice:
@@ -143,13 +168,20 @@ def _tune_what(config: TrainConfig, facts: Facts) -> Choice:
         return "all", "trained from scratch"
     if config.objective != "classify":
         return "all", "without labels, all features are trained"
-    if images < MIN_PER_CLASS:
-        return "head", f"only {images:.0f} images per class: train the head, freeze the rest"
+    if not facts.has_validation:
+        return "probe", "there are too few images to tell whether more training helps"
     if facts.pretrained is not None and isinstance(facts.pretrained.config, BiTConfig):
         return "all", "a BiT is fine-tuned as a whole, as in its paper"
     if images < MANY_PER_CLASS or config.device == "cpu":
-        return "lora", f"{images:.0f} images per class: train low-rank updates, freeze the rest"
+        return "last-blocks", f"{images:.0f} images per class: the lower blocks stay as they are"
     return "all", f"{images:.0f} images per class are enough to train all weights"
+
+
+def _tune_blocks(config: TrainConfig, facts: Facts) -> Choice:
+    if facts.pretrained is None or config.tune.what != "last-blocks":
+        return 1, ""
+    blocks = facts.pretrained.config.blocks
+    return max(1, round(blocks / 3)), f"a third of {blocks}"
 
 
 def _batch_size(config: TrainConfig, facts: Facts) -> Choice:
@@ -163,11 +195,15 @@ def _batch_size(config: TrainConfig, facts: Facts) -> Choice:
 
 def _epochs(config: TrainConfig, facts: Facts) -> Choice | None:
     per_epoch = _steps_per_epoch(config, facts)
+    if config.tune.what == "probe":
+        return 0, ""
     if config.steps is not None:
         return config.steps / per_epoch, f"{config.steps} steps, {per_epoch} per epoch"
     if config.minutes is not None:
         return None  # planned when the speed is known
     steps = _STEPS_FROM_CHECKPOINT if config.from_weights else _STEPS_FROM_SCRATCH
+    if config.tune.what == "last-blocks":
+        steps = min(steps, max(_FEWEST_STEPS, _EPOCHS_OF_LAST_BLOCKS * per_epoch))
     epochs = min(MAX_EPOCHS, max(3, round(steps / per_epoch)))
     return epochs, f"about {epochs * per_epoch} steps, {per_epoch} per epoch"
 
@@ -193,11 +229,13 @@ def _layer_decay(config: TrainConfig, facts: Facts) -> Choice:
 
 def _lr(config: TrainConfig, facts: Facts) -> Choice:
     optimizer = config.optim.name
-    scratch, everything, few = _LEARNING_RATES[optimizer]
+    scratch, everything, few, blocks = _LEARNING_RATES[optimizer]
     if not config.from_weights:
         return scratch, f"usual for {optimizer} from scratch"
     if config.tune.what == "all":
         return everything, f"usual for {optimizer} on trained weights"
+    if config.tune.what == "last-blocks":
+        return blocks, f"usual for {optimizer} on trained blocks"
     return few, f"few weights are trained ({config.tune.what})"
 
 
@@ -226,6 +264,7 @@ _CHOICES: dict[str, Callable[[TrainConfig, Facts], Choice | None]] = {  # in thi
     "resize": _resize,
     "model": _model,
     "tune.what": _tune_what,
+    "tune.blocks": _tune_blocks,
     "batch_size": _batch_size,
     "epochs": _epochs,
     "optim.warmup_steps": _warmup_steps,

@@ -16,7 +16,7 @@ from vitral.preprocess import Resize
 
 Auto = Literal["auto"]
 Precision = Literal["float32", "bfloat16", "float16"]
-TuneWhat = Literal["all", "head", "last-blocks", "lora"]
+TuneWhat = Literal["probe", "head", "last-blocks", "lora", "all"]
 LossKind = Literal["softmax", "sigmoid"]
 ClassWeights = Literal["none", "balanced"]
 MaskingTarget = Literal["mean-color", "small-patch", "pixels"]
@@ -83,9 +83,12 @@ class Tune:
     """Which weights are trained."""
 
     what: TuneWhat | Auto = "auto"
-    """all weights; the head; the head and the last-blocks; or lora: low-rank updates of the matrices in the blocks."""
-    blocks: int = 2
-    """For last-blocks: the number of blocks."""
+    """probe: nothing after the linear probe; head; last-blocks: the head and the last blocks; lora: low-rank updates of
+    the matrices in the blocks; all: every weight."""
+    probe: bool = True
+    """Start from a linear probe: a head fitted to frozen features. false: from a head of zeros, as in the paper."""
+    blocks: int | Auto = "auto"
+    """For last-blocks: the number of blocks; auto: a third of them."""
     rank: int = 8
     """For lora: the rank."""
 
@@ -191,6 +194,8 @@ class TrainConfig:
         _check_texts(self)
         _check_network(self.network)
         _check_numbers(self)
+        if self.epochs == 0 and self.tune.what != "probe":
+            raise ConfigError("epochs must be above 0 (got 0).", hint="Use --tune probe to train no further.")
         if isinstance(self.batch_size, int) and self.batch_size % self.accumulate:
             raise ConfigError(f"batch_size={self.batch_size} is not a multiple of accumulate={self.accumulate}.")
         if self.keep == "last" and self.patience:
@@ -202,6 +207,11 @@ class TrainConfig:
                 f"optim.momentum={self.optim.momentum:g} has no effect on adamw.",
                 hint="Set optim.betas, or optim.momentum=none.",
             )
+
+    @property
+    def starts_with_probe(self) -> bool:
+        """Whether a linear probe is fitted before the first step."""
+        return bool(self.from_weights) and self.objective == "classify" and self.tune.probe
 
     @property
     def is_augmented(self) -> bool:
@@ -230,6 +240,7 @@ class ResolvedLoss(Loss):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedTune(Tune):
     what: TuneWhat = "all"
+    blocks: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -280,7 +291,8 @@ BOUNDS: dict[str, Mapping[str, float]] = {
     **dict.fromkeys(("optim.weight_decay", "optim.clip", "optim.end_lr", "mix.mixup", "mix.cutmix"), _AMOUNT),
     **dict.fromkeys(("optim.momentum", "optim.betas", "optim.stairs", "loss.smoothing"), _FRACTION),
     **dict.fromkeys(("ema", "dropout", "drop_path"), _FRACTION),
-    **dict.fromkeys(("epochs", "optim.lr", "optim.eps"), _POSITIVE),
+    "epochs": _AMOUNT,
+    **dict.fromkeys(("optim.lr", "optim.eps"), _POSITIVE),
     "val_fraction": {"above": 0, "below": 0.5},  # the larger part must be trained on
     "image_size": {"minimum": 1, "maximum": 16384},
     "channels": {"minimum": 1, "maximum": 10_000},

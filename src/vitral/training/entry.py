@@ -11,7 +11,7 @@ from vitral.errors import ConfigError, DataError, VitralError, WeightsError
 from vitral.model.network import Network
 from vitral.runs import Run
 from vitral.training.config import SECTIONS, ResolvedConfig, TrainConfig
-from vitral.training.events import Baseline, Chosen, Event, Finished, Started, Warned, as_log_line
+from vitral.training.events import Candidate, Chosen, Event, Finished, Started, Warned, as_log_line
 from vitral.training.job import Job
 from vitral.training.loop import train_loop
 from vitral.training.prepare import prepare
@@ -19,7 +19,7 @@ from vitral.training.records import make_manifest
 from vitral.training.request import Request, collect_settings, pop_network, reopen
 from vitral.training.selection import BestEpoch
 from vitral.training.settings import as_toml, flatten
-from vitral.training.state import TrainState, check_fits, load_state
+from vitral.training.state import TrainState, check_fits, load_state, save_state
 from vitral.training.step import initial_loss_scale
 
 
@@ -57,9 +57,17 @@ def _start(request: Request, folder: Path | None) -> Iterator[Event]:
     with job.run.claim():
         job.run.write_config(as_toml(job.config))
         job.run.write_manifest(make_manifest(job))
-        job = yield from _with_baseline(job)
-        job.run.write_manifest(make_manifest(job))
-        yield from train_loop(job, TrainState(loss_scale=initial_loss_scale(job.config)))
+        yield from train_loop(job, start_state(job))
+
+
+def start_state(job: Job) -> TrainState:
+    """Return the state before the first step. A linear probe is the best model so far, and is saved with it."""
+    state = TrainState(loss_scale=initial_loss_scale(job.config))
+    if job.probe_scores is not None:
+        state.best.update(job.probe_scores, step=0, epoch=-1)
+        save_state(job.run.state, state, job.learner.tensors())
+        job.save_model()
+    return state
 
 
 def resume_run(run: Run, config: ResolvedConfig, *, network: Network | None = None) -> Iterator[Event]:
@@ -83,15 +91,13 @@ def _resume(run: Run, config: ResolvedConfig, network: Network | None) -> Iterat
             manifest = make_manifest(job)
             yield Warned(message=f"{run.manifest} is missing, so changes of the dataset cannot be detected.")
         choices = tuple(Chosen(name=name, value=value, reason=reason) for name, value, reason in manifest["choices"])
-        baseline = Baseline(**manifest["baseline"]) if manifest.get("baseline") else None
-        job = replace(job, choices=choices, baseline=baseline)
+        candidates = tuple(Candidate(**candidate) for candidate in manifest.get("candidates", ()))
+        job = replace(job, choices=choices, candidates=job.candidates or candidates)
         state = yield from _restore(job)
         if state is None:
             yield Warned(message="The run ended before its first state was saved; it starts over.")
-            state = TrainState(loss_scale=initial_loss_scale(job.config))
-            if baseline is None:
-                job = yield from _with_baseline(job)
-                manifest["baseline"] = make_manifest(job)["baseline"]
+            state = start_state(job)
+            manifest["candidates"] = make_manifest(job)["candidates"]
         run.drop_rows_after(state.step)
         manifest["resumes"] = [*manifest["resumes"], state.step]
         run.write_manifest(manifest)
@@ -133,7 +139,9 @@ def _restore(job: Job) -> Generator[Event, None, TrainState | None]:
     check_fits(tensors, job.learner.tensors(), job.run.folder)
     job.learner.load_tensors(tensors)
     is_kept = job.config.keep == "best" or state.step >= job.steps
-    if state.best.step and is_kept:
+    if state.best.is_set and not state.best.step and not job.run.model.is_file():
+        job.save_model()  # killed between the first state and the model of the probe, which are the same
+    if state.best.is_set and is_kept:
         try:
             job.check_saved()
         except VitralError as error:
@@ -141,15 +149,6 @@ def _restore(job: Job) -> Generator[Event, None, TrainState | None]:
             state.is_unscored = state.step >= job.steps  # measure and keep the last model again
             yield Warned(message=f"The best model so far is lost: {error.message} The best from here on is kept.")
     return state
-
-
-def _with_baseline(job: Job) -> Generator[Event, None, Job]:
-    """Yield the events of the baseline and return the job with it, if there is one."""
-    for event in job.learner.task.measure_baseline(job.learner.model, job.splits):
-        if isinstance(event, Baseline):
-            job = replace(job, baseline=event)
-        yield event
-    return job
 
 
 def _log_events(events: Iterator[Event]) -> Iterator[Event]:

@@ -15,16 +15,18 @@ class Chosen:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Baseline:
-    """The accuracy of the frozen starting features: the baseline for fine-tuning."""
+class Candidate:
+    """vitral tried a way of training."""
 
-    few_shot: float
-    """Top-1 of a ridge regression on ten images per class."""
-    knn: float
-    """Top-1 of the ten nearest neighbors."""
-    train_images: int
-    images: int
-    """Number of validation images they are measured on."""
+    name: str
+    top1: float
+    interval: tuple[float, float]
+    """95 % interval of top1."""
+    loss: float
+    evidence: str
+    """The images that top1 is measured on."""
+    seconds: float
+    chosen: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +56,7 @@ class Stepped:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measuring:
-    """The model runs over a split: "validation", "test" or "baseline"."""
+    """The model runs over a split: "validation", "test" or, for the linear probe, "features"."""
 
     what: str
     done: int
@@ -109,7 +111,7 @@ class Finished:
     train_seconds: float
 
 
-Event = Chosen | Baseline | Started | Stepped | Measuring | EpochEnded | Saved | Warned | Interrupted | Finished
+Event = Chosen | Candidate | Started | Stepped | Measuring | EpochEnded | Saved | Warned | Interrupted | Finished
 
 
 def as_log_line(event: Event) -> str | None:

@@ -10,11 +10,12 @@ from vitral.data.batches import BatchLoader
 from vitral.data.dataset import DatasetIndex
 from vitral.data.splits import Splits
 from vitral.errors import WeightsError
+from vitral.evaluation.metrics import Scores
 from vitral.model.network import Network, build
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
 from vitral.training.config import ResolvedConfig
-from vitral.training.events import Baseline, Chosen
+from vitral.training.events import Candidate, Chosen
 from vitral.training.step import Learner
 from vitral.training.tuning import merge_lora, save_adapter
 from vitral.weights.checkpoint import Checkpoint
@@ -50,7 +51,9 @@ class Job:
     is_custom: bool
     """Whether the network is the caller's own, which a checkpoint of vitral cannot describe."""
     choices: tuple[Chosen, ...]
-    baseline: Baseline | None = None
+    probe_scores: Scores | None = None
+    """Of the linear probe that training starts from, on images that it was not fitted to."""
+    candidates: tuple[Candidate, ...] = ()
 
     @property
     def steps_per_epoch(self) -> int:

@@ -19,7 +19,7 @@ from vitral.evaluation.metrics import Scores
 from vitral.runs import quote
 from vitral.training.events import EpochEnded, Event, Finished, Interrupted, Measuring, Saved, Started, Stepped, Warned
 from vitral.training.job import Job
-from vitral.training.records import write_report
+from vitral.training.records import list_candidates, write_report
 from vitral.training.schedule import lr_factor
 from vitral.training.selection import BestEpoch
 from vitral.training.state import TrainState, save_state
@@ -233,7 +233,7 @@ def _warn_unreadable(job: Job, state: TrainState) -> Iterator[Event]:
 def _finish(job: Job, state: TrainState, signals: list[int]) -> Iterator[Event]:
     """Measure the best model on the test split and write everything down."""
     tensors = job.learner.tensors()  # for a signal while the best model, which may replace them, is measured
-    model = job.load_model() if state.best.step else job.learner.model
+    model = job.load_model() if state.best.is_set else job.learner.model
     measured = yield from _until_signal(job.learner.task.measure(model, job.test, "test"), signals)
     if measured is None:
         yield _save(job, state, tensors)
@@ -242,5 +242,7 @@ def _finish(job: Job, state: TrainState, signals: list[int]) -> Iterator[Event]:
     yield from _warn_unreadable(job, state)
     job.run.plots.mkdir(exist_ok=True)
     job.learner.task.draw(model, job.run, measured.report, job.splits.test)
-    write_report(job, state, measured.report)
+    candidates = list_candidates(job, state)
+    yield from candidates[len(job.candidates) :]
+    write_report(job, state, measured.report, candidates)
     yield Finished(folder=job.run.folder, test=measured.report, best_step=state.best.step, train_seconds=state.seconds)

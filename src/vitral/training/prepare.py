@@ -1,6 +1,7 @@
 """From a request to a `Job`: the dataset, its splits, every automatic choice, the network, and the number of steps."""
 
 import os
+import time
 from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
@@ -16,18 +17,22 @@ from vitral.data.splits import Splits, choose_splits
 from vitral.devices import choose_device
 from vitral.errors import ConfigError, DataError, WeightsError
 from vitral.files import sha256_of
+from vitral.inference.loaded_model import LoadedModel
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import Stem
 from vitral.model.network import Network, build
 from vitral.model.sizes import canonical_name, named_config
+from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
 from vitral.training.auto import HEADERS_SAMPLED, Facts, resolve
 from vitral.training.config import CUSTOM_MODEL, ResolvedConfig, TrainConfig
 from vitral.training.events import Chosen, Event, Warned
 from vitral.training.job import Job
+from vitral.training.probe import fit_head
 from vitral.training.request import Request
 from vitral.training.schedule import steps_within
+from vitral.training.state import has_state
 from vitral.training.step import Learner, initial_loss_scale
 from vitral.training.tasks.classification import Classification
 from vitral.training.tasks.masked_patches import MaskedPatchPrediction
@@ -43,6 +48,7 @@ from vitral.weights.save import check_modules
 def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, Job]:
     """Yield choices and warnings, and return the Job. A Run is resumed; a path or None creates a new one."""
     check_single_process()
+    start = time.perf_counter()
     is_labeled = request.config.objective == "classify"
     dataset = request.dataset or open_dataset(request.config.data, labeled=is_labeled)
     val = None if request.config.val is None else open_dataset(request.config.val, labeled=is_labeled)
@@ -58,6 +64,12 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     if not isinstance(run, Run):
         yield from (Warned(message=f"{config.from_weights}: {change}") for change in changes)
     is_custom = request.network is not None and not _is_describable(model)  # before LoRA adds its modules
+    probed = None
+    if config.starts_with_probe and not (isinstance(run, Run) and has_state(run.state)):
+        probed = yield from fit_head(loaded_for_features(model, preprocess, config, dataset), config, dataset, splits)
+        model = probed.network
+        if isinstance(model, ViT):
+            config = replace(config, network={**config.network, "pool": model.config.pool})
     if config.objective == "classify":
         task = Classification(model, preprocess, config, dataset, splits)
     else:
@@ -65,13 +77,15 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     learner = Learner(model, task, config)
     train, validation, test = build_loaders(config, dataset, splits, preprocess, model.config.step_hw)
     if config.epochs == "auto":
-        config, choice = plan_epochs(config, learner, train, validation, test)
+        elapsed = time.perf_counter() - start
+        config, choice = plan_epochs(config, learner, train, validation, test, elapsed)
         resolved = (*resolved, choice)
         yield choice
     assert config.epochs != "auto"
     assert config.optim.warmup_steps != "auto"
-    steps, warmup_steps = max(1, round(config.epochs * train.batches_per_epoch)), config.optim.warmup_steps
-    if warmup_steps >= steps:
+    steps, warmup_steps = round(config.epochs * train.batches_per_epoch), config.optim.warmup_steps
+    steps = max(1, steps) if config.epochs else 0
+    if steps and warmup_steps >= steps:
         yield Warned(
             message=f"The warmup takes {warmup_steps:,} steps, but the run has {steps:,}: the learning rate never "
             "reaches its peak. Set optim.warmup_steps."
@@ -92,6 +106,25 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
         base_sha256=hash_base(config),
         is_custom=is_custom,
         choices=(*request.choices, *made, *resolved),
+        probe_scores=None if probed is None else probed.scores,
+        candidates=() if probed is None else probed.candidates,
+    )
+
+
+def loaded_for_features(
+    model: Network, preprocess: Preprocess, config: ResolvedConfig, dataset: DatasetIndex
+) -> LoadedModel:
+    """Return the network before training, ready to compute features."""
+    device = torch.device(config.device)
+    return LoadedModel(
+        model=model.to(device).eval(),
+        preprocess=preprocess,
+        labels=dataset.classes,
+        has_names=True,
+        multi_label=dataset.multi_label,
+        device=device,
+        precision=config.precision,
+        run=None,
     )
 
 
@@ -142,7 +175,14 @@ def resolve_request(
     headers = request.headers
     if headers is None:
         headers = sample_headers(dataset.splits.get("train", ()), HEADERS_SAMPLED)
-    return resolve(config, Facts(dataset=dataset, train=splits.train, headers=headers, pretrained=pretrained))
+    facts = Facts(
+        dataset=dataset,
+        train=splits.train,
+        headers=headers,
+        pretrained=pretrained,
+        has_validation=splits.validation is not splits.train,
+    )
+    return resolve(config, facts)
 
 
 def build_loaders(
@@ -254,12 +294,17 @@ def name_model(config: ResolvedConfig) -> str:
 
 
 def plan_epochs(
-    config: ResolvedConfig, learner: Learner, train: BatchLoader, validation: BatchLoader, test: BatchLoader
+    config: ResolvedConfig,
+    learner: Learner,
+    train: BatchLoader,
+    validation: BatchLoader,
+    test: BatchLoader,
+    elapsed: float,
 ) -> tuple[ResolvedConfig, Chosen]:
-    """Choose how many epochs fit into the time budget, from the speed of a few steps."""
+    """Choose how many epochs fit into what is left of the time budget, from the speed of a few steps."""
     seconds = learner.time_step(train, initial_loss_scale(config))
     steps = steps_within(
-        60 * (config.minutes or 0),
+        60 * (config.minutes or 0) - elapsed,
         seconds,
         batch_size=train.batch_size,
         steps_per_epoch=train.batches_per_epoch,

@@ -1,6 +1,7 @@
 """What a run writes down about itself: manifest.json before it starts, report.json when it is finished."""
 
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -9,8 +10,11 @@ import torch
 from vitral import __version__
 from vitral.data.contact_sheet import contact_sheet
 from vitral.data.dataset import class_counts
+from vitral.evaluation.metrics import Scores
 from vitral.runs import quote
+from vitral.training.events import Candidate
 from vitral.training.job import Job
+from vitral.training.probe import describe_candidate
 from vitral.training.state import TrainState
 
 SPLITS = ("train", "validation", "test")
@@ -37,14 +41,14 @@ def make_manifest(job: Job) -> dict[str, Any]:
         "seed": job.config.seed,
         "images": {name: len(getattr(job.splits, name)) for name in SPLITS},
         "choices": [[choice.name, str(choice.value), choice.reason] for choice in job.choices],
-        "baseline": None if job.baseline is None else asdict(job.baseline),
+        "candidates": [asdict(candidate) for candidate in job.candidates],
         "resumes": [],
         "base_sha256": job.base_sha256,
     }
     return manifest | ({} if job.val is None else {"val_fingerprint": job.val.fingerprint()})
 
 
-def write_report(job: Job, state: TrainState, test: dict[str, Any]) -> None:
+def write_report(job: Job, state: TrainState, test: dict[str, Any], candidates: Sequence[Candidate]) -> None:
     """Write report.json and the contact sheet; the HTML page is rendered from them."""
     run, config, classes = job.run, job.config, job.dataset.classes
     items = [item if classes else replace(item, label=0) for item in job.splits.train]
@@ -60,13 +64,27 @@ def write_report(job: Job, state: TrainState, test: dict[str, Any]) -> None:
             "bad_images": len(state.unreadable.reasons),
             "augmented": config.is_augmented,
             "parameters": sum(parameter.numel() for parameter in job.learner.model.parameters()),
-            "baseline": None if job.baseline is None else asdict(job.baseline),
+            "candidates": [asdict(candidate) for candidate in candidates],
             "data": _describe_data(job),
             "choices": [asdict(choice) | {"value": str(choice.value)} for choice in job.choices],
             "environment": describe_machine(config.device),
             "command": f"vitral train {quote(config.data)} --recipe none --config {quote(str(run.config))}",
         }
     )
+
+
+def list_candidates(job: Job, state: TrainState) -> tuple[Candidate, ...]:
+    """Return everything that was tried, with the model that was kept marked as chosen."""
+    rows = job.run.read_rows(job.run.metrics)
+    if not job.candidates or not rows:
+        return job.candidates
+    is_kept, images = state.best.step > 0, len(job.validation.images)
+    kept = [row for row in rows if int(row["step"]) == state.best.step]
+    best = kept[-1] if kept else max(rows, key=lambda row: float(row["top1"]))
+    scores = Scores(top1=float(best["top1"]), top5=float(best["top5"]), loss=float(best["loss"]), images=images)
+    evidence = f"{images:,} validation images"
+    tuned = describe_candidate(job.config.tune.what, scores, evidence, seconds=state.seconds, chosen=is_kept)
+    return (*(replace(candidate, chosen=candidate.chosen and not is_kept) for candidate in job.candidates), tuned)
 
 
 def _describe_data(job: Job) -> dict[str, Any]:

@@ -36,6 +36,11 @@ class BestEpoch:
             self.loss, self.step, self.epoch = scores.loss, step, epoch
         return is_better
 
+    @property
+    def is_set(self) -> bool:
+        """Return whether there is a model to keep; that of step 0 is the linear probe."""
+        return self.loss < float("inf")
+
     def should_stop(self, epoch: int, *, patience: int) -> bool:
         """Return whether no epoch has improved on the best one for `patience` epochs."""
-        return bool(patience) and self.epoch >= 0 and epoch - self.epoch >= patience
+        return bool(patience) and self.is_set and epoch - self.epoch >= patience

@@ -181,6 +181,11 @@ def _read_state(path: Path) -> tuple[TrainState, dict[str, Tensor]]:
     return state, load_file(path / _TENSORS)
 
 
+def has_state(folder: Path) -> bool:
+    """Return whether a state was saved, intact or not."""
+    return bool(_saved_states(folder))
+
+
 def check_fits(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], folder: Path) -> None:
     """Raise ConfigError if saved tensors are not those of this network, because somebody changed config.toml.
 

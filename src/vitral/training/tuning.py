@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitral.errors import ConfigError, check_int
 from vitral.model.network import Network
 from vitral.model.vit import ViT
-from vitral.training.config import Tune
+from vitral.training.config import ResolvedTune
 from vitral.weights.formats.safetensors import write_safetensors
 
 ADAPTER = "vitral.adapter"
@@ -35,9 +35,9 @@ class LowRank(nn.Module):
         return output + F.linear(F.linear(inputs[0], self.a), self.b)
 
 
-def choose_parameters(model: Network, tune: Tune) -> None:
+def choose_parameters(model: Network, tune: ResolvedTune) -> None:
     """Freeze the weights that are not trained, and add LoRA's matrices."""
-    if tune.what in ("all", "auto"):
+    if tune.what == "all":
         return
     model.requires_grad_(False)
     for module in (model.head, model.representation):

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from vitral.data.batches import Batch, BatchLoader
 from vitral.data.dataset import Item
-from vitral.data.splits import Splits
 from vitral.evaluation.metrics import Scores
 from vitral.model.network import Network
 from vitral.runs import Run
@@ -74,10 +73,6 @@ class Task(Protocol):
 
     def measure(self, model: Network, loader: BatchLoader, split: str) -> Generator[Event, None, Measurement]:
         """Run a model over the "validation" or the "test" split."""
-        ...
-
-    def measure_baseline(self, model: Network, splits: Splits) -> Generator[Event, None, None]:
-        """Measure the features of the checkpoint that training starts from, as a Baseline or a Warned event."""
         ...
 
     def draw(self, model: Network, run: Run, report: dict[str, Any], images: Sequence[Item]) -> None:

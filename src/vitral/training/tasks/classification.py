@@ -22,10 +22,10 @@ from vitral.inference.pipeline import run_model
 from vitral.model.network import Network
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
-from vitral.training.baseline import measure_features, measuring
 from vitral.training.config import ResolvedConfig
 from vitral.training.events import Event
 from vitral.training.mixing import balanced_weights, mix_batch, soft_loss, soft_targets
+from vitral.training.probe import measuring
 from vitral.training.tasks import BATCH_SAMPLE, Measurement, PreparedBatch
 
 
@@ -83,10 +83,6 @@ class Classification:
             precision=precision,
             run=None,
         )
-
-    def measure_baseline(self, model: Network, splits: Splits) -> Generator[Event, None, None]:
-        if self.config.from_weights and not self.dataset.multi_label:
-            yield from measure_features(self.load_trained(model, self.config.precision), self.dataset, splits)
 
     def draw(self, model: Network, run: Run, report: dict[str, Any], images: Sequence[Item]) -> None:
         """Draw the most confident mistakes."""

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from vitral.data.augment import random_generator
 from vitral.data.batches import Batch, BatchLoader, ImageDataset
 from vitral.data.dataset import Item
-from vitral.data.splits import Splits
 from vitral.data.transforms import normalize
 from vitral.errors import ConfigError, DataError
 from vitral.evaluation.metrics import Scores
@@ -28,7 +27,6 @@ from vitral.model.patches import cut
 from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
-from vitral.training.baseline import take_evenly
 from vitral.training.config import Masking, ResolvedConfig
 from vitral.training.events import Event, Measuring
 from vitral.training.tasks import BATCH_SAMPLE, Corruption, Measurement, PreparedBatch
@@ -117,10 +115,6 @@ class MaskedPatchPrediction:
                 with torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32):
                     outputs = torch.cat([self._predict(model, prepared, part) for part in parts])
                 yield batch, prepared, outputs.float()
-
-    def measure_baseline(self, model: Network, splits: Splits) -> Generator[Event, None, None]:
-        """Yield nothing: without labels there is no accuracy to measure."""
-        yield from ()
 
     def draw(self, model: Network, run: Run, report: dict[str, Any], images: Sequence[Item]) -> None:
         """Draw hidden patches beside the predictions."""
@@ -253,3 +247,10 @@ def color_of(classes: Int[Tensor, "..."], channels: int) -> Float[Tensor, "... C
 def _place_values(channels: int, device: torch.device) -> Int[Tensor, "C"]:
     """64, 8, 1 for three channels."""
     return LEVELS ** torch.arange(channels - 1, -1, -1, device=device)
+
+
+def take_evenly(items: Sequence[Item], count: int) -> tuple[Item, ...]:
+    """Return at most `count` items, spread evenly over all."""
+    if len(items) <= count:
+        return tuple(items)
+    return tuple(items[index * len(items) // count] for index in range(count))

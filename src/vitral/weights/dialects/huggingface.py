@@ -147,9 +147,7 @@ def _infer_head(file: TensorFile, width: int, overrides: Overrides) -> dict[str,
     if inputs in pools:
         return {"num_classes": classes, "pool": pools[inputs]}
     if "num_classes" not in overrides:
-        raise unsupported(
-            "huggingface", f"its classifier reads {inputs} features (num_classes=... replaces it)"
-        )
+        raise unsupported("huggingface", f"its classifier reads {inputs} features (num_classes=... replaces it)")
     return {"num_classes": 0}
 
 
