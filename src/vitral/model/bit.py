@@ -20,9 +20,10 @@ from vitral.errors import ConfigError, check_type
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import NORM_GROUPS
 from vitral.model.features import ByLayer, Features, Tokens
-from vitral.model.layers import Conv, build_head
+from vitral.model.layers import Conv
 from vitral.model.packing import check_images, stack_by_size
 from vitral.model.parameter_groups import optimizer_groups
+from vitral.model.pool import build_head
 
 Images = Float[Tensor, "B C H W"] | Sequence[Float[Tensor, "C _ _"]]
 Maps = Float[Tensor, "B _ _ _"]

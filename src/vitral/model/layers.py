@@ -8,9 +8,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitral.model.bit_config import BiTConfig
-from vitral.model.config import ViTConfig
-
 Initializer = Callable[[Tensor], object]
 
 
@@ -86,19 +83,3 @@ def build_activation(name: str) -> nn.Module:
 
 def build_dropout(rate: float) -> nn.Module:
     return nn.Dropout(rate) if rate else nn.Identity()
-
-
-def build_representation(config: ViTConfig) -> nn.Module:
-    """Return the hidden layer of the pre-training head (section 3.1)."""
-    if config.representation is None:
-        return nn.Identity()
-    hidden = Linear(config.pooled_width, config.representation, weight=lecun_normal_)
-    return nn.Sequential(hidden, build_activation(config.representation_activation))
-
-
-def build_head(config: ViTConfig | BiTConfig) -> nn.Module:
-    """Return a linear layer with zero weights and a constant bias; nothing for 0 classes."""
-    if not config.num_classes:
-        return nn.Identity()
-    bias = partial(nn.init.constant_, val=config.head_bias)
-    return Linear(config.representation or config.pooled_width, config.num_classes, weight=nn.init.zeros_, bias=bias)

@@ -1,4 +1,4 @@
-"""From tokens to one vector per image: the class token, the mean of the patches, or attention pooling."""
+"""From tokens to one vector per image, by the class token, the mean of the patches or attention; then to the head."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
-from vitral.model.layers import MLP, Linear, initialize, xavier_uniform_each_
+from vitral.model.layers import MLP, Linear, build_activation, initialize, lecun_normal_, xavier_uniform_each_
 from vitral.model.packing import Packing
 
 Sequences = Float[Tensor, "B N D"]
@@ -82,3 +83,19 @@ def build_pool(config: ViTConfig) -> nn.Module:
     if config.pool == "map":
         return MapPool(config)
     return {"token": TokenPool, "mean": MeanPool, "token+mean": TokenMeanPool, "none": NoPool}[config.pool]()
+
+
+def build_representation(config: ViTConfig) -> nn.Module:
+    """Return the hidden layer of the pre-training head (section 3.1)."""
+    if config.representation is None:
+        return nn.Identity()
+    hidden = Linear(config.pooled_width, config.representation, weight=lecun_normal_)
+    return nn.Sequential(hidden, build_activation(config.representation_activation))
+
+
+def build_head(config: ViTConfig | BiTConfig) -> nn.Module:
+    """Return a linear layer with zero weights and a constant bias; nothing for 0 classes."""
+    if not config.num_classes:
+        return nn.Identity()
+    bias = partial(nn.init.constant_, val=config.head_bias)
+    return Linear(config.representation or config.pooled_width, config.num_classes, weight=nn.init.zeros_, bias=bias)

@@ -21,11 +21,11 @@ from vitral.errors import check_type
 from vitral.model.block import Block
 from vitral.model.config import ViTConfig
 from vitral.model.features import Features, build_features, choose_layers
-from vitral.model.layers import build_dropout, build_head, build_representation, initialize, normal_
+from vitral.model.layers import build_dropout, initialize, normal_
 from vitral.model.packing import Packing, arrange, join
 from vitral.model.parameter_groups import optimizer_groups
 from vitral.model.patches import Patches
-from vitral.model.pool import build_pool
+from vitral.model.pool import build_head, build_pool, build_representation
 from vitral.model.positions import Positions
 
 Images = Float[Tensor, "B C H W"] | Sequence[Float[Tensor, "C _ _"]]

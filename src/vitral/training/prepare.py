@@ -29,7 +29,7 @@ from vitral.training.auto import HEADERS_SAMPLED, Facts, resolve
 from vitral.training.config import CUSTOM_MODEL, ResolvedConfig, TrainConfig
 from vitral.training.events import Chosen, Event, Warned
 from vitral.training.job import Job
-from vitral.training.probe import fit_head
+from vitral.training.probe import ProbedNetwork, fit_head
 from vitral.training.request import Request
 from vitral.training.schedule import steps_within
 from vitral.training.state import has_state
@@ -66,10 +66,8 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     is_custom = request.network is not None and not _is_describable(model)  # before LoRA adds its modules
     probed = None
     if config.starts_with_probe and not (isinstance(run, Run) and has_state(run.state)):
-        probed = yield from fit_head(loaded_for_features(model, preprocess, config, dataset), config, dataset, splits)
+        config, probed = yield from start_from_probe(model, preprocess, config, dataset, splits)
         model = probed.network
-        if isinstance(model, ViT):
-            config = replace(config, network={**config.network, "pool": model.config.pool})
     if config.objective == "classify":
         task = Classification(model, preprocess, config, dataset, splits)
     else:
@@ -86,10 +84,7 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     steps, warmup_steps = round(config.epochs * train.batches_per_epoch), config.optim.warmup_steps
     steps = max(1, steps) if config.epochs else 0
     if steps and warmup_steps >= steps:
-        yield Warned(
-            message=f"The warmup takes {warmup_steps:,} steps, but the run has {steps:,}: the learning rate never "
-            "reaches its peak. Set optim.warmup_steps."
-        )
+        yield Warned(message=f"The warmup takes {warmup_steps:,} of {steps:,} steps. Set optim.warmup_steps.")
     return Job(
         config=config,
         dataset=dataset,
@@ -111,12 +106,12 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     )
 
 
-def loaded_for_features(
-    model: Network, preprocess: Preprocess, config: ResolvedConfig, dataset: DatasetIndex
-) -> LoadedModel:
-    """Return the network before training, ready to compute features."""
+def start_from_probe(
+    model: Network, preprocess: Preprocess, config: ResolvedConfig, dataset: DatasetIndex, splits: Splits
+) -> Generator[Event, None, tuple[ResolvedConfig, ProbedNetwork]]:
+    """Fit a linear probe to the network before training, and return the config with the pooling that was best."""
     device = torch.device(config.device)
-    return LoadedModel(
+    loaded = LoadedModel(
         model=model.to(device).eval(),
         preprocess=preprocess,
         labels=dataset.classes,
@@ -126,6 +121,11 @@ def loaded_for_features(
         precision=config.precision,
         run=None,
     )
+    probed = yield from fit_head(loaded, config, dataset, splits)
+    if isinstance(probed.network, ViT) and probed.network.config.pool != model.config.pool:
+        pooling = {"pool": probed.network.config.pool, "class_token": True}
+        config = replace(config, network={**config.network, **pooling})
+    return config, probed
 
 
 def _is_describable(network: Network) -> bool:

@@ -7,14 +7,13 @@ from torch import Tensor
 from vitral.errors import WeightsError
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
-from vitral.model.network import Config
 from vitral.model.positions import Grid, resample_rows
 
 _FIRST_CONVOLUTIONS = ("patches.stem.root.weight", "patches.stem.0.0.weight", "root.weight")
 
 
 def resize(
-    name: str, tensor: Tensor, before: Config, after: Config, shape: tuple[int, ...]
+    name: str, tensor: Tensor, before: ViTConfig | BiTConfig, after: ViTConfig | BiTConfig, shape: tuple[int, ...]
 ) -> tuple[Tensor, str | None]:
     """Return the tensor that the network with config ``after`` needs, and how it was resized, if it was."""
     notes: list[str] = []
@@ -70,7 +69,7 @@ def change_channels(kernel: Tensor, channels: int) -> Tensor:
     return kernel.sum(1, keepdim=True).expand(-1, channels, -1, -1) / channels
 
 
-def _channels_note(before: Config, after: Config) -> str:
+def _channels_note(before: ViTConfig | BiTConfig, after: ViTConfig | BiTConfig) -> str:
     return f"{before.channels} channels to {after.channels}: the sum of the kernels divided by {after.channels}"
 
 

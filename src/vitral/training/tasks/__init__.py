@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -10,8 +10,10 @@ from vitral.data.batches import Batch, BatchLoader
 from vitral.data.dataset import Item
 from vitral.evaluation.metrics import Scores
 from vitral.model.network import Network
-from vitral.runs import Run
 from vitral.training.events import Event
+
+if TYPE_CHECKING:
+    from vitral.runs import Run
 
 BATCH_SAMPLE = 2**40 - 2
 """The sample index whose random numbers mix or corrupt a whole batch."""
@@ -75,5 +77,5 @@ class Task(Protocol):
         """Run a model over the "validation" or the "test" split."""
         ...
 
-    def draw(self, model: Network, run: Run, report: dict[str, Any], images: Sequence[Item]) -> None:
+    def draw(self, model: Network, run: "Run", report: dict[str, Any], images: Sequence[Item]) -> None:
         """Draw images of the test split for the report."""
