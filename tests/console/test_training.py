@@ -15,7 +15,7 @@ import pytest
 
 from vitral.console.training import bar_fields, event_fields, message_of, result_lines, show_training
 from vitral.training.events import (
-    Baseline,
+    Candidate,
     Chosen,
     EpochEnded,
     Event,
@@ -36,7 +36,7 @@ EPOCH = EpochEnded(
 FINISHED = Finished(folder=Path("runs/pets-1"), test=SCORES, best_step=10, train_seconds=192.4)
 EVENTS: list[Event] = [
     Chosen(name="batch_size", value=64, reason="the dataset is small"),
-    Baseline(few_shot=0.5, knn=0.625, train_images=100, images=20),
+    Candidate(name="probe", top1=0.625, interval=(0.4, 0.8), loss=1.0, evidence="20 validation images", seconds=2.0),
     Started(folder=Path("runs/pets-1"), step=0, steps=20, steps_per_epoch=10, parameters=1000, trained=1000),
     STEPPED,
     Measuring(what="validation", done=8, total=32),
@@ -63,7 +63,7 @@ def test_every_type_of_event_is_covered() -> None:
     [
         (EVENTS[0], ["batch_size", "64", "the dataset is small"]),
         (Chosen(name="lr", value=0.0003, reason="default"), ["0.0003"]),
-        (EVENTS[1], ["62.5% with nearest neighbors", "50.0% with 10 shots", "20 validation images"]),
+        (EVENTS[1], ["probe", "62.5% (40.0% to 80.0%)", "20 validation images"]),
         (EVENTS[2], ["20 steps, 1,000 parameters: runs/pets-1"]),
         (EPOCH, ["epoch   2", "train loss 0.250", "accuracy 50.00%", "loss 0.750", "best so far"]),
         (INTERRUPTED, ["step 7", "vitral train --resume runs/pets-1"]),
@@ -143,7 +143,7 @@ def test_json_format_writes_one_line_per_event_and_the_result(capsys: pytest.Cap
     out, err = capsys.readouterr()
     lines = [json.loads(line) for line in err.splitlines()]
     assert [line.pop("event") for line in lines] == [
-        "chosen", "baseline", "started", "stepped", "measuring", "epochended", "saved", "warned", "finished"
+        "chosen", "candidate", "started", "stepped", "measuring", "epochended", "saved", "warned", "finished"
     ]  # fmt: skip
     for event, line in zip(EVENTS, lines, strict=True):
         assert set(line) == {field.name for field in fields(event)}

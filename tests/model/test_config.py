@@ -46,7 +46,7 @@ from vitral.model.config import MAX_SIDE, parse_size
         (dict(dropout=1.0), r"dropout .*at least 0 and below 1.*got 1\.0"),
         (dict(drop_path=-0.1), r"drop_path .*got -0\.1"),
         (dict(norm_eps=0.0), r"norm_eps .*at least 1e-30.*got 0\.0"),
-        (dict(pool="men"), "pool must be one of token, mean, map, none.*'men'.*Did you mean 'mean'"),
+        (dict(pool="men"), "pool must be one of token, mean, token.mean, map, none.*'men'.*Did you mean 'mean'"),
         (dict(pool="gap"), "Did you mean 'mean'"),
         (dict(position="sincos"), "Did you mean 'sincos-2d'"),
         (dict(activation="swish"), "activation must be one of gelu-tanh, gelu, relu.*got 'swish'"),

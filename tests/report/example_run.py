@@ -41,7 +41,26 @@ def example_report(classes: tuple[str, ...], *, multi_label: bool = False) -> di
         bad_images=1,
         augmented=True,
         parameters=123_456,
-        baseline=dict(few_shot=0.5, knn=0.6, train_images=10, images=20),
+        candidates=[
+            dict(
+                name="probe (class token)",
+                top1=0.6,
+                interval=[0.5, 0.7],
+                loss=1.0,
+                evidence="20 validation images",
+                seconds=3.0,
+                chosen=False,
+            ),
+            dict(
+                name="last-blocks",
+                top1=0.7,
+                interval=[0.6, 0.8],
+                loss=0.9,
+                evidence="20 validation images",
+                seconds=9.0,
+                chosen=True,
+            ),
+        ],
         data=dict(
             name="<u>data</u>",
             classes=list(classes),

@@ -1,7 +1,7 @@
 """The automatic choices: every branch, each with a reason, and never against an explicit setting."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -29,8 +29,11 @@ class FakeCheckpoint:
     preprocess: Preprocess
 
 
-def checkpoint(*, image_size: int = 96, channels: int = 3, resize: Resize = "pad", bit: bool = False) -> FakeCheckpoint:
-    config = named_config("bit-r26x1" if bit else "vit-s16", image_size=image_size, channels=channels, num_classes=5)
+def checkpoint(
+    *, image_size: int = 96, channels: int = 3, resize: Resize = "pad", bit: bool = False, **fields: Any
+) -> FakeCheckpoint:
+    fields |= dict(image_size=image_size, channels=channels, num_classes=5)
+    config = named_config("bit-r26x1" if bit else "vit-s16", **fields)
     preprocess = Preprocess(size=(image_size, image_size), resize=resize).with_channels(channels)
     return FakeCheckpoint(config, preprocess)
 
@@ -232,20 +235,39 @@ def test_no_model_is_chosen_beside_a_checkpoint_or_a_name() -> None:
 
 @pytest.mark.parametrize(
     ("images", "bit", "expected"),
-    [(18, False, "head"), (20, False, "lora"), (2000, False, "lora"), (18, True, "head"), (20, True, "all")],
+    [(18, False, "last-blocks"), (2000, False, "last-blocks"), (18, True, "all"), (2000, True, "all")],
 )
 def test_tuning_on_a_cpu(images: int, bit: bool, expected: str) -> None:
-    """Two classes, so 10 images per class are 20."""
     config, choices = choose(make_facts(images=images, pretrained=checkpoint(bit=bit)), **{"from": "x"})
     assert config.tune.what == choices["tune.what"].value == expected
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(("images", "expected"), [(18, "head"), (1998, "lora"), (2000, "all")])
+@pytest.mark.parametrize(("images", "expected"), [(18, "last-blocks"), (1998, "last-blocks"), (2000, "all")])
 def test_tuning_on_a_gpu(images: int, expected: str) -> None:
     config, choices = choose(make_facts(images=images, pretrained=checkpoint()), device="auto", **{"from": "x"})
     assert config.tune.what == expected
     assert f"{images // 2} images per class" in choices["tune.what"].reason
+
+
+def test_a_probe_alone_without_validation_images() -> None:
+    facts = replace(make_facts(images=4, pretrained=checkpoint()), has_validation=False)
+    config, choices = choose(facts, **{"from": "x"})
+    assert (config.tune.what, config.epochs) == ("probe", 0)
+    assert "too few images" in choices["tune.what"].reason
+
+
+@pytest.mark.parametrize(("depth", "blocks"), [(12, 4), (24, 8), (1, 1)])
+def test_a_third_of_the_blocks(depth: int, blocks: int) -> None:
+    config, _ = choose(make_facts(pretrained=checkpoint(depth=depth)), **{"from": "x"})
+    assert (config.tune.what, config.tune.blocks) == ("last-blocks", blocks)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(518, 224), (384, 224), (224, 224), (112, 112)])
+def test_large_checkpoints_are_used_at_224_pixels(size: int, expected: int) -> None:
+    facts = make_facts(pretrained=checkpoint(image_size=size, patch_size=14 if size == 518 else 16))
+    config, _ = choose(facts, **{"from": "x"})
+    assert config.image_size == expected
 
 
 def test_everything_is_trained_from_scratch_and_without_labels() -> None:
@@ -326,12 +348,16 @@ def test_a_time_budget_is_planned_later() -> None:
 
 # ---- learning rates ----
 
-LEARNING_RATES = {"sgd": (0.03, 0.01, 0.03), "adamw": (1e-3, 3e-4, 1e-3), "muon": (2e-3, 1e-4, 1e-3)}
+LEARNING_RATES = {
+    "sgd": (0.03, 0.01, 0.03, 0.01),
+    "adamw": (1e-3, 3e-4, 1e-3, 1e-4),
+    "muon": (2e-3, 1e-4, 1e-3, 1e-4),
+}
 
 
 @pytest.mark.parametrize("optimizer", LEARNING_RATES)
 def test_learning_rates(optimizer: str) -> None:
-    """From scratch, all weights of a checkpoint, a few weights of it."""
+    """From scratch, all weights of a checkpoint, its LoRA, its last blocks."""
     facts, origin = make_facts(pretrained=checkpoint()), {"from": "x"}
     scratch, choices = choose(optim__name=optimizer)
     assert optimizer in choices["optim.lr"].reason
@@ -339,7 +365,9 @@ def test_learning_rates(optimizer: str) -> None:
     assert optimizer in choices["optim.lr"].reason
     few, choices = choose(facts, optim__name=optimizer, tune__what="lora", **origin)
     assert "lora" in choices["optim.lr"].reason
-    assert (scratch.optim.lr, whole.optim.lr, few.optim.lr) == LEARNING_RATES[optimizer]
+    blocks, _ = choose(facts, optim__name=optimizer, tune__what="last-blocks", **origin)
+    rates = tuple(config.optim.lr for config in (scratch, whole, few, blocks))
+    assert rates == LEARNING_RATES[optimizer]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from tests.training.short_runs import (
 )
 from vitral.files import sha256_of
 from vitral.training.entry import resume_run, train_events
-from vitral.training.events import Baseline, Event, Finished, Measuring, Started, Stepped
+from vitral.training.events import Event, Finished, Measuring, Started, Stepped
 from vitral.training.request import reopen
 
 
@@ -131,8 +131,8 @@ def test_json_that_no_run_has_written(unfinished: Path, name: str, text: str) ->
         ("choices", [[1, 2, 3]]),
         ("resumes", "no"),
         ("resumes", [None]),
-        ("baseline", [1]),
-        ("baseline", {"few_shot": 1}),
+        ("candidates", [1]),
+        ("candidates", {"name": "probe"}),
         ("threads", "two"),
         ("data_fingerprint", None),
     ],
@@ -273,19 +273,6 @@ def test_a_model_lost_after_the_last_step_is_written_again(folder: Path, tmp_pat
 def test_a_run_that_keeps_its_last_step_misses_no_best_model(folder: Path, tmp_path: Path) -> None:
     interrupt_at(7, train_events(folder, out=tmp_path / "run", **{**TINY, "keep": "last"}))
     assert not warnings_of(train_events(resume=tmp_path / "run"))
-
-
-def test_a_baseline_is_measured_even_if_the_run_was_killed_before(folder: Path, finished: Path, tmp_path: Path) -> None:
-    settings = {**TINY, "from": str(finished / "model.safetensors"), "optim": dict(lr=1e-3)}
-    settings.pop("model")
-    settings.pop("network")
-    for event in train_events(folder, out=tmp_path / "run", **settings):
-        if isinstance(event, Measuring):
-            break  # as if it were killed there
-    events = list(train_events(resume=tmp_path / "run"))
-    assert any("before its first state" in message for message in warnings_of(events))
-    assert [event for event in events if isinstance(event, Baseline)]
-    assert json.loads((tmp_path / "run" / "report.json").read_text())["baseline"] is not None
 
 
 def test_several_processes_are_refused(

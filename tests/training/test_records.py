@@ -31,7 +31,7 @@ def test_the_report(trained: tuple[Run, list[Event], Path]) -> None:
     report = json.loads(run.results.read_text())
     finished = last(events, Finished)
     keys = {"test", "objective", "best_step", "keep", "steps", "train_seconds", "bad_images", "augmented"}
-    keys |= {"parameters", "baseline", "data", "choices", "environment", "command"}
+    keys |= {"parameters", "candidates", "data", "choices", "environment", "command"}
     assert set(report) == keys
     assert report["test"] == finished.test
     assert (report["objective"], report["keep"], report["augmented"]) == ("classify", "best", True)

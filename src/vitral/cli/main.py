@@ -63,7 +63,7 @@ for order, (title, commands) in enumerate(COMMANDS.items()):
         path = f"vitral.cli.{SHARED_MODULES.get(name, name)}:{name}"
         app.command(path, group=group, sort_key=position, usage=f"vitral {name} {arguments}")
 
-SWITCHES = frozenset({"compile", "gradient_checkpointing"})
+SWITCHES = frozenset({"compile", "gradient_checkpointing", "tune.probe"})
 """Training settings that are true or false and need no value."""
 
 

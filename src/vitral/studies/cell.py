@@ -55,7 +55,7 @@ def run_cell(job: Job, data: str, out: Path) -> None:
         _copy_equal_run(job, folder, out)
     settings: dict[str, Any] = {**cell.settings, "seed": job.seed}
     if cell.start is not None:
-        settings["from"] = str(Run(job.folder(out, cell.start)).model)
+        settings |= {"from": str(Run(job.folder(out, cell.start)).model), "tune.probe": False}
         settings.pop("model", None)
     if cell.untrained:
         result = _initialize(settings, open_with_test_split(data), folder)
