@@ -4,6 +4,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from benchmarks.peers import randomize
 from vitral import ViT, ViTConfig
+from vitral.data import sources
 
 SMALL: dict[str, Any] = dict(
     width=48, depth=2, heads=3, mlp_width=80, patch_size=4, image_size=16, num_classes=7, activation="gelu"
@@ -36,3 +38,11 @@ atexit.register(shutil.rmtree, os.environ["VITRAL_CACHE"], ignore_errors=True)
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reduce builtin:digits to every tenth image, 40 and 10 of each class, for tests that do not need more."""
+    digits = sources.open_builtin("digits")
+    splits = {split: items[::10] for split, items in digits.splits.items()}
+    monkeypatch.setattr(sources, "open_builtin", lambda name: replace(digits, splits=splits))
