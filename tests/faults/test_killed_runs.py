@@ -73,7 +73,7 @@ def assert_resumes(process: subprocess.Popen[str], code: int, folder: Path, whol
 
 def test_kill_dash_nine(data: Path, whole: Path, tmp_path: Path) -> None:
     folder, moments = tmp_path / "run", random.Random(0)
-    for kill in range(4):
+    for kill in range(3):
         words = ["--resume", str(folder)] if kill else [str(data), "--out", str(folder), *SETTINGS.split()]
         with start(*words) as process:
             if kill:

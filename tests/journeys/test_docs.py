@@ -8,10 +8,12 @@ import runpy
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import vitral
 from tests.cli.typed import typed
@@ -44,9 +46,14 @@ def name(page: Path) -> str:
 
 
 @pytest.fixture
-def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Build Vision Transformers with two blocks: more blocks take longer and prove nothing else about a page."""
-    create = vitral.create
+def shallow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give Vision Transformers two blocks: more blocks take longer and prove nothing else about a page."""
+    shipped, create = vitral.load("vit-cifar10"), vitral.create
+    assert isinstance(shipped.model, vitral.ViT)
+    model = vitral.ViT(replace(shipped.model.config, depth=2)).to(torch.bfloat16)
+    model.load_state_dict({name: shipped.model.state_dict()[name] for name in model.state_dict()})
+    vitral.save(replace(shipped, model=model), tmp_path / "shallow.safetensors")
+    (tmp_path / "shallow.safetensors").rename(tmp_path / "vit-cifar10")  # a local file takes precedence
 
     def create_shallow(name: str, **fields: Any) -> vitral.ViT | vitral.BiT:
         return create(name, **(fields if name.startswith("bit") else {"depth": 2, **fields}))

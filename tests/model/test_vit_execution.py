@@ -36,8 +36,7 @@ def compiles_as_one_graph_for_training_and_prediction():
         compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="eager")
         wide = torch.randn(1, 3, 16, 24)  # another size: positions are resampled inside the graph
         with torch.no_grad():
-            for batch in (images, wide):
-                torch.testing.assert_close(compiled(batch), model(batch), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(compiled(wide), model(wide), atol=1e-5, rtol=1e-5)
         compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager").train()  # with gradients
         logits = compiled(images)
         torch.testing.assert_close(logits, model(images), atol=1e-5, rtol=1e-5)

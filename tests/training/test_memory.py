@@ -64,7 +64,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
     for number, name in enumerate(("a", "b")):
         (folder / name).mkdir()
-        for index in range(80):
+        for index in range(48):
             photo(120, 160, seed=1000 * number + index).save(folder / name / f"{index:03d}.jpg")
     return folder
 
@@ -73,7 +73,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", ["large", "small"])
 def test_memory_stays_flat_from_the_third_epoch_to_the_tenth(kind: str, photos: Path, tmp_path: Path) -> None:
     """A process has about 340 MB, most of it torch. Its growth varies by 0.1% from run to run; 2% are 7 MB."""
-    data = photos if kind == "large" else class_folders(tmp_path / "data", {"a": 80, "b": 80}, size=(24, 24))
+    data = photos if kind == "large" else class_folders(tmp_path / "data", {"a": 48, "b": 48}, size=(24, 24))
     *sizes, with_leak = measure_epochs(data, tmp_path / "run")
     assert len(sizes) == 10
     assert sizes[9] <= MAX_GROWTH * sizes[2], sizes
