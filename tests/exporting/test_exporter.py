@@ -31,16 +31,20 @@ from vitral.weights.checkpoint import Checkpoint, LoadReport
 
 
 def build_models() -> dict[str, Network]:
-    """Build one model of each kind; "large" stores its weights beside the file, as models above 2 GB do."""
+    """Build one model of each kind; "large" stores its weights beside the file, as models above 2 GB do.
+
+    The plain network is vit-cifar10, which docs/export.md exports.
+    """
     models: dict[str, Network] = dict(
         convolutions=small_model(
             depth=1, position="sincos-2d", pool="mean", stem=vitral.ConvStem(widths=(8, 8)), patch_size=1
         ),
-        hybrid=small_model(depth=1, position="relative", stem=vitral.ResNetStem(stages=(1,)), patch_size=1),
-        several=small_model(registers=2, pool="map", position="learned-2d", position_at="every-layer"),
+        hybrid=small_model(
+            depth=1, position="relative", stem=vitral.ResNetStem(stages=(1,)), patch_size=1, representation=12
+        ),
         axial=small_model(depth=1, position="relative", attention="axial", pool="mean"),
         bit=small_bit(),
-        large=small_model(depth=1, representation=12),
+        large=small_model(registers=2, pool="map", position="learned-2d", position_at="every-layer"),
     )
     return models
 
@@ -76,7 +80,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["convolutions", "hybrid", "several", "axial", "bit", "large"])
+@pytest.mark.parametrize("name", ["convolutions", "hybrid", "axial", "bit", "large"])
 def test_onnx_runtime_outputs_equal_the_models(exported: Path, name: str) -> None:
     session = onnxruntime.InferenceSession(exported / f"{name}.onnx", providers=["CPUExecutionProvider"])
     metadata = json.loads(session.get_modelmeta().custom_metadata_map["vitral"])
@@ -161,8 +165,9 @@ def test_errors_of_the_exporter_are_one_sentence(tmp_path: Path, monkeypatch: py
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"mine"]
 
 
-def test_the_command(exported: Path, tmp_path: Path) -> None:
-    model, out = str(exported / "large.safetensors"), tmp_path / "model.onnx"
+def test_the_command(tmp_path: Path) -> None:
+    model, out = str(tmp_path / "model.safetensors"), tmp_path / "model.onnx"
+    vitral.save(checkpoint_of(small_model(depth=1)), model)
     out.write_bytes(b"old")
     arguments = ["--to", "onnx", "--out", str(out), "--overwrite", "--image-size", "24", "--format", "json"]
     done = typed("export", model, *arguments)
