@@ -9,11 +9,11 @@ demo: .venv/installed-core
 	@$(BIN)/python examples/demo.py
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -n 2 $(TESTS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
 
-# What takes many minutes: fifty killed runs, ten thousand predictions.
+# What takes many minutes: fifty killed runs, ten thousand predictions, pip installing the wheel.
 soak: .venv/installed-dev
-	$(BIN)/python -m pytest -m soak -s tests/faults
+	$(BIN)/python -m pytest -m soak -s tests/faults tests/journeys
 
 check: .venv/installed-dev
 	$(BIN)/ruff check .

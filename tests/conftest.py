@@ -4,6 +4,9 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ import torch
 
 from benchmarks.peers import randomize
 from vitral import ViT, ViTConfig
+from vitral.data import sources
 
 SMALL: dict[str, Any] = dict(
     width=48, depth=2, heads=3, mlp_width=80, patch_size=4, image_size=16, num_classes=7, activation="gelu"
@@ -36,3 +40,28 @@ atexit.register(shutil.rmtree, os.environ["VITRAL_CACHE"], ignore_errors=True)
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reduce builtin:digits to every tenth image, 40 and 10 of each class, for tests that do not need more."""
+    digits = sources.open_builtin("digits")
+    splits = {split: items[::10] for split, items in digits.splits.items()}
+    monkeypatch.setattr(sources, "open_builtin", lambda name: replace(digits, splits=splits))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_rendering() -> Iterator[None]:
+    """Leave the plots of reports empty, because each takes a quarter of a second; tests/report renders them."""
+    from matplotlib.figure import Figure
+
+    @wraps(Figure.savefig)
+    def save_empty(figure: Figure, target: Any, **options: Any) -> None:
+        if options.get("format") == "svg":
+            target.write("<svg></svg>")
+        else:
+            save_empty.__wrapped__(figure, target, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", save_empty)
+        yield

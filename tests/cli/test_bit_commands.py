@@ -17,11 +17,11 @@ SMALL = {"stages": [1, 1, 1, 1]}
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train a BiT with one unit per stage for two steps."""
+    """Train a narrow BiT with one unit per stage for two steps."""
     folder = tmp_path_factory.mktemp("bit") / "run"
     data = class_folders(folder.with_name("data"), {"a": 20, "b": 20, "c": 20}, size=(32, 32))
     config = folder.with_name("bit.toml")
-    config.write_text("network = {stages = [1, 1, 1, 1]}\n")
+    config.write_text("network = {stages = [1, 1, 1, 1], width_factor = 0.5}\n")
     words = ["--model", "bit-r50x1", "--config", str(config), "--steps", "2", "--batch-size", "16", "--device", "cpu"]
     done = run("train", str(data), *words, "--out", str(folder), "--format", "quiet")
     assert done.returncode == 0, done.stderr
@@ -41,7 +41,7 @@ def test_evaluate_predict_and_features(trained: Path, tmp_path: Path) -> None:
     assert row["top"][0]["label"] == direct.top(1)[0][0]
     done = run("features", str(trained), str(tmp_path / "photo.png"), "--out", str(tmp_path / "x.npz"))
     assert done.returncode == 0, done.stderr
-    assert np.load(tmp_path / "x.npz")["features"].shape == (1, 2048)
+    assert np.load(tmp_path / "x.npz")["features"].shape == (1, 1024)
 
 
 def test_convert_to_googles_layout(trained: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The commands as a person runs them, each in its own process: results, help, errors and exit codes."""
+"""The commands as a person runs them: results, help, errors and exit codes."""
 
 import inspect
 import json
@@ -9,17 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.typed import typed
+from tests.cli.typed import Done, typed
 from vitral.cli.main import COMMANDS, app, is_out_of_memory
 from vitral.model.sizes import NAMES
 
 NAMES_OF_COMMANDS = [name for commands in COMMANDS.values() for name in commands]
 
 
-def vitral(*words: str, columns: int = 80) -> subprocess.CompletedProcess[str]:
+def vitral(*words: str, columns: int = 80) -> Done:
+    """Run a command in this process, in a terminal of this width."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(columns))
+        return typed(*words)
+
+
+def spawn(*words: str, columns: int = 80) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own."""
     environment = {**os.environ, "COLUMNS": str(columns)}
-    command = [sys.executable, "-m", "vitral", *words]
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
+    return subprocess.run([sys.executable, "-m", "vitral", *words], capture_output=True, text=True, env=environment)
 
 
 # ---- models and doctor ----
@@ -81,7 +88,7 @@ def test_an_image_size_that_fits_no_model_is_an_error_with_the_nearest_size() ->
 
 
 def test_doctor() -> None:
-    done = vitral("doctor")
+    done = spawn("doctor")
     assert done.returncode == 0
     assert "torch" in done.stdout
     findings = json.loads(vitral("doctor", "--format", "json").stdout)
@@ -135,14 +142,14 @@ def test_every_help_page_is_complete(name: str) -> None:
 @pytest.mark.parametrize("columns", [80, 40])
 @pytest.mark.parametrize("name", ["", "train", "evaluate"])
 def test_help_fits_the_terminal(name: str, columns: int) -> None:
-    lines = vitral(*name.split(), "--help", columns=columns).stdout.splitlines()
+    lines = spawn(*name.split(), "--help", columns=columns).stdout.splitlines()
     usage = next(number for number, line in enumerate(lines) if not line)
     assert all(len(line.rstrip()) <= columns for line in lines[usage:])
 
 
 def test_help_and_version() -> None:
-    assert vitral("--version").stdout.strip() == __import__("vitral").__version__
-    assert vitral().stdout == vitral("--help").stdout
+    assert spawn("--version").stdout.strip() == __import__("vitral").__version__
+    assert spawn().stdout == spawn("--help").stdout == vitral("--help").stdout
 
 
 @pytest.mark.parametrize("words", [["--help"], ["train", "--help"]])
@@ -152,10 +159,12 @@ def test_help_is_fast(words: list[str]) -> None:
     seconds = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert vitral(*words).returncode == 0
+        assert spawn(*words).returncode == 0
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(seconds) < 0.5
+        if seconds[-1] < 0.5:
+            return
+    pytest.fail(f"{min(seconds):.2f} s")
 
 
 @pytest.mark.parametrize(
@@ -261,5 +270,5 @@ def test_a_narrow_terminal_keeps_all_numbers(columns: int) -> None:
 
 
 def test_debug_shows_the_traceback() -> None:
-    assert "Traceback" not in vitral("models", "nonsense").stderr
-    assert "Traceback" in vitral("models", "nonsense", "--debug").stderr
+    assert "Traceback" not in spawn("models", "nonsense").stderr
+    assert "Traceback" in spawn("models", "nonsense", "--debug").stderr

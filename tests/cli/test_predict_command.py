@@ -1,6 +1,8 @@
 """`vitral predict` and `vitral features`: rows, files, resuming, and hostile input."""
 
+import contextlib
 import csv
+import io
 import json
 import os
 import signal
@@ -16,6 +18,7 @@ import torch
 
 import vitral
 from tests.cli.typed import typed as run
+from vitral.cli.main import main
 
 
 def rows_of(text: str) -> list[dict[str, Any]]:
@@ -225,26 +228,15 @@ def test_more_labels_than_the_model_has_and_an_empty_label(photos: Path, tmp_pat
     assert (tmp_path / "rows.csv").read_text() == whole
 
 
-def test_kill_9_loses_no_row(model: str, photos: Path, tmp_path: Path) -> None:
-    """Killed three times and then resumed, the file has every row once."""
+def test_kill_9_loses_no_row(model: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed twice and then resumed, the file has every row once."""
     files = [str(path) for path in sorted(photos.glob("*/*.png"))] * 10
     out = tmp_path / "rows.jsonl"
     listed = "\n".join(files)
-    command = [
-        sys.executable,
-        "-m",
-        "vitral",
-        "predict",
-        model,
-        "-",
-        "--out",
-        str(out),
-        "--batch-size",
-        "2",
-        "--resume",
-    ]
+    words = ["predict", model, "-", "--out", str(out), "--batch-size", "2", "--resume"]
+    command = [sys.executable, "-m", "vitral", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for _ in range(3):
+    for _ in range(2):
         process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=environment)
         assert process.stdin is not None
         process.stdin.write(listed)
@@ -257,7 +249,8 @@ def test_kill_9_loses_no_row(model: str, photos: Path, tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert len(rows_of("\n".join(out.read_text().splitlines()[:-1]))) < len(files)
-    done = subprocess.run(command, input=listed, capture_output=True, text=True, env=environment)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(listed))
+    done = run(*words)
     assert done.returncode == 0, done.stderr
     rows = rows_of(out.read_text())
     assert [row["file"] for row in rows] == files
@@ -326,13 +319,11 @@ def test_a_name_that_is_not_text_has_its_row(model: str, photos: Path, tmp_path:
 
 def test_json_on_an_ascii_terminal_is_escaped(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "größe.png").write_bytes((photos / "red" / "000.png").read_bytes())
-    program = "import sys; from vitral.cli.main import main; main(sys.argv[1:])"
-    words = ["predict", "vit-cifar10", str(tmp_path / "größe.png"), "--format", "json"]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words], capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["file"].endswith("größe.png")
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with contextlib.redirect_stdout(terminal):
+        main(["predict", "vit-cifar10", str(tmp_path / "größe.png"), "--format", "json"])
+    assert isinstance(terminal.buffer, io.BytesIO)
+    assert json.loads(terminal.buffer.getvalue())["file"].endswith("größe.png")
 
 
 def test_names_on_an_ascii_terminal_are_escaped(model: str, photos: Path, tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ def test_val_must_have_one_label_per_image_too(photos: Path, tmp_path: Path) -> 
 
 
 def test_a_run_outlives_its_terminal(photos: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "vitral", "train", str(photos), "--steps", "12", "--batch-size", "8", "--out"]
+    options = ["--model", "vit-pico4", "--image-size", "16", "--steps", "12", "--batch-size", "8", "--out"]
+    command = [sys.executable, "-m", "vitral", "train", str(photos), *options]
     process = subprocess.Popen([*command, str(tmp_path / "run")], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     assert process.stderr is not None
     process.stderr.readline()

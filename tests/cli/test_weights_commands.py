@@ -92,6 +92,7 @@ def test_convert_and_compare(to: str, target: str, constants: dict[str, Any], tm
     assert result["from"] == "google"
 
 
+@pytest.mark.usefixtures("few_digits")
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_half_precision_files_predict_and_train(precision: str, tmp_path: Path) -> None:
     vitral.save(small_model(), tmp_path / "x.safetensors")

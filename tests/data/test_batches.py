@@ -43,9 +43,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return class_folders(tmp_path_factory.mktemp("data"), {"a": 15, "b": 15, "c": 14}, size=(40, 30))
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_any_number_of_workers(folder: Path, workers: int) -> None:
-    assert digest(make(folder, workers).epoch(1)) == digest(make(folder).epoch(1))
+@pytest.mark.parametrize("workers", [1, 3])
+def test_any_number_of_workers(folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More workers than cores do not warn either: a warning would be an error here."""
+    loader, expected = make(folder, workers), digest(make(folder).epoch(1))
+    filters = list(warnings.filters)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.sched_getaffinity", lambda process: {0}, raising=False)
+        patch.setattr("os.cpu_count", lambda: 1)
+        assert digest(loader.epoch(1)) == expected
+    assert warnings.filters == filters
 
 
 def test_from_any_batch_on(folder: Path) -> None:
@@ -154,16 +161,6 @@ def test_workers_share_the_limit_of_the_cache(
 def test_the_number_of_workers_is_bounded(folder: Path, workers: Any) -> None:
     with pytest.raises(vitral.ConfigError, match=f"workers .*{MAX_WORKERS}"):
         make(folder, workers)
-
-
-def test_more_workers_than_cores_do_not_warn(folder: Path) -> None:
-    loader = make(folder, workers=2)
-    filters = list(warnings.filters)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.sched_getaffinity", lambda process: {0}, raising=False)
-        patch.setattr("os.cpu_count", lambda: 1)
-        assert len(list(loader.epoch(0))) == loader.batches_per_epoch  # a warning would be an error here
-    assert warnings.filters == filters
 
 
 def test_settings_that_would_be_ignored_are_refused(folder: Path) -> None:

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_demo_writes_a_report_and_predicts_correctly(tmp_path: Path) -> None:
     start = time.monotonic()
-    command = [sys.executable, str(ROOT / "examples" / "demo.py"), str(tmp_path / "run"), "--steps", "80"]
+    command = [sys.executable, str(ROOT / "examples" / "demo.py"), str(tmp_path / "run"), "--steps", "60"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - start < 120

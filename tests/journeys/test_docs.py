@@ -1,14 +1,21 @@
-"""Run every code block of the documentation: the Python of a page as one script, its commands one by one."""
+"""Run every code block of the documentation: the Python of a page as one script, its commands one by one.
+
+They run in the process of the tests, which is fast; tests/journeys/test_demo.py and tests/cli start processes.
+"""
 
 import re
 import runpy
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+import vitral
 from tests.cli.typed import typed
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +34,7 @@ NOT_RUN_HERE = (
     "vitral describe hf:",
     "vitral convert ViT-B_16.npz",  # a file of hundreds of megabytes
 )
+ELSEWHERE = {"README.md": ("vitral export vit-cifar10 --to onnx",)}  # docs/export.md has the same command
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
@@ -37,31 +45,45 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@pytest.fixture
+def shallow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give Vision Transformers two blocks: more blocks take longer and prove nothing else about a page."""
+    shipped, create = vitral.load("vit-cifar10"), vitral.create
+    assert isinstance(shipped.model, vitral.ViT)
+    model = vitral.ViT(replace(shipped.model.config, depth=2)).to(torch.bfloat16)
+    model.load_state_dict({name: shipped.model.state_dict()[name] for name in model.state_dict()})
+    vitral.save(replace(shipped, model=model), tmp_path / "shallow.safetensors")
+    (tmp_path / "shallow.safetensors").rename(tmp_path / "vit-cifar10")  # a local file takes precedence
+
+    def create_shallow(name: str, **fields: Any) -> vitral.ViT | vitral.BiT:
+        return create(name, **(fields if name.startswith("bit") else {"depth": 2, **fields}))
+
+    monkeypatch.setattr(vitral, "create", create_shallow)
+
+
+@pytest.mark.usefixtures("few_digits", "shallow")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python", "sh")], ids=name)
 def test_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the Python of a page, then its commands, in one folder.
-
-    The commands of the README and exports, which trace the code, run in processes of their own.
-    """
+    """Run the Python of a page, then its commands, in one folder."""
+    monkeypatch.chdir(tmp_path)
     script = tmp_path / "page.py"
     script.write_text("\n".join(blocks(page, "python")), encoding="utf-8")
-    run([sys.executable, "-W", "error", str(script)], tmp_path)
+    runpy.run_path(str(script), run_name="__main__")
     for command in commands(page):
         words = shlex.split(command)
-        if words[0] == "vitral" and page.name != "README.md" and words[1] != "export":
-            monkeypatch.chdir(tmp_path)
+        if words[0] == "vitral":
             done = typed(*words[1:])
             assert done.returncode == 0, f"{command}: {done.stderr}"
-            continue
-        if words[0] == "vitral":
-            words[:1] = [sys.executable, "-m", "vitral"]
-        run(words, ROOT if words[0] == "make" else tmp_path)
+        else:
+            run(words, ROOT if words[0] == "make" else tmp_path)
 
 
 def commands(page: Path) -> list[str]:
     lines = [line.split("  #")[0].strip() for code in blocks(page, "sh") for line in code.splitlines()]
     runnable = [line for line in lines if " photos" not in line]  # the reader's images
-    return [line for line in runnable if line and not line.startswith(("#", *NOT_RUN_HERE))]
+    return [
+        line for line in runnable if line and not line.startswith(("#", *NOT_RUN_HERE, *ELSEWHERE.get(page.name, ())))
+    ]
 
 
 def run(words: list[str], folder: Path) -> None:

@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import SCALARS, Even
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 import vitral
+from tests.cli.typed import typed
 from tests.data.images import class_folders
 from vitral.report.tensorboard import scalars_of, with_tensorboard
 from vitral.runs import Run
@@ -114,7 +115,7 @@ def test_a_killed_run_continues_its_curves_without_the_flag(folder: Path, tmp_pa
                 process.kill()
                 break
     assert not (run / "report.json").exists()
-    done = subprocess.run([*command, "--resume", str(run)], capture_output=True, text=True)
+    done = typed("train", "--resume", str(run))
     assert done.returncode == 0, done.stderr
     curve = read_curves(run)["train/loss"]
     assert list(curve) == list(range(1, max(curve) + 1))

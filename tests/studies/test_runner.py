@@ -87,7 +87,7 @@ def test_the_command(study: Path, digits: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_study_resumes(number: signal.Signals, study: Path, digits: Path, tmp_path: Path) -> None:
-    study.write_text(first_cell_only(steps=150))
+    study.write_text(first_cell_only(steps=80))
     out = tmp_path / "out"
     run = out / "mine" / "first-seed0"
     command = [sys.executable, "-m", "vitral", "study", str(study), str(digits), "--out", str(out)]
@@ -100,7 +100,7 @@ def test_a_killed_study_resumes(number: signal.Signals, study: Path, digits: Pat
     (outcome,) = vitral.run_study(study, digits, out=out).outcomes
     assert (outcome.status, outcome.reason) == ("finished", "")
     (resumed_at,) = json.loads((run / "manifest.json").read_text())["resumes"]
-    assert 0 < resumed_at < 150
+    assert 0 < resumed_at < 80
 
 
 def wait_for_epochs(metrics: Path, process: "subprocess.Popen[bytes]") -> None:

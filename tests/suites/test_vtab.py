@@ -176,7 +176,7 @@ def test_a_wrong_number_of_classes_raises(tmp_path: Path) -> None:
 def test_the_whole_suite_on_stand_ins(tmp_path: Path) -> None:
     """Run all 19 tasks for one step each, in three formats."""
     for number, name in enumerate(TASKS):
-        write_task(name, tmp_path / "vtab", FORMATS[number % 3])
+        write_task(name, tmp_path / "vtab", FORMATS[number % 3], each=1)
         assert find_task(name, tmp_path / "vtab") is not None
     model = vitral.create("vit-pico8", image_size=16, width=24, heads=3, depth=1, mlp_width=48)
     vitral.save(model, tmp_path / "model.safetensors")
@@ -194,7 +194,7 @@ def test_the_whole_suite_on_stand_ins(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_training_and_test_images_are_disjoint(name: str, tmp_path: Path) -> None:
-    write_task(name, tmp_path, write_shards)
+    write_task(name, tmp_path, write_shards, each=1)
     splits = open_task(TASKS[name], tmp_path / name).splits
     train, test = ({item.key for item in splits[split]} for split in ("train", "test"))
     assert train

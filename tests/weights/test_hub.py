@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import vitral
+from tests.cli.typed import typed
 from tests.conftest import small_model
 from vitral.weights.hub import choose_files
 
@@ -108,12 +109,14 @@ def test_missing_repositories_are_one_sentence(hub: tuple[str, list[str]], tmp_p
     for name, environment, reason in (
         ("hf:team/other", {"HF_ENDPOINT": endpoint}, "no public model team/other"),
         ("hf:team/small", {"HF_HUB_OFFLINE": "1"}, "is not in the cache"),
-        ("hf:small", {}, "expected hf:owner/name"),
     ):
         done = describe(name, tmp_path / "empty", **environment)
         assert done.returncode == 2
         assert reason in done.stderr
         assert "Traceback" not in done.stderr
+    done = typed("describe", "hf:small")
+    assert done.returncode == 2
+    assert "expected hf:owner/name" in done.stderr
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

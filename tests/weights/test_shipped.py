@@ -55,6 +55,7 @@ def test_an_image_is_predicted_offline(tmp_path: Path, monkeypatch: pytest.Monke
     assert vitral.Predictor("vit-cifar10")("photo.jpg").labels == CIFAR10
 
 
+@pytest.mark.usefixtures("few_digits")
 def test_it_can_be_described_and_started_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("vit-cifar10", "vit-cifar10/"):  # as a shell completes it

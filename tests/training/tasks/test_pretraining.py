@@ -101,6 +101,7 @@ def test_a_run_without_labels_is_evaluated_by_its_features(pretrained: tuple[Pat
 # ---- settings ----
 
 
+@pytest.mark.usefixtures("few_digits")
 @pytest.mark.parametrize("target", ["small-patch", "pixels"])
 def test_other_targets(target: str, tmp_path: Path) -> None:
     events = pretrain("builtin:digits", tmp_path / "run", steps=10, masking=dict(target=target, ratio=0.25))
@@ -113,6 +114,7 @@ def test_other_targets(target: str, tmp_path: Path) -> None:
     vitral.write_report(tmp_path / "run")
 
 
+@pytest.mark.usefixtures("few_digits")
 def test_micro_batches_add_up_in_training_and_in_measuring(tmp_path: Path) -> None:
     losses: dict[int, list[float]] = {}
     scores: list[float] = []
@@ -124,6 +126,7 @@ def test_micro_batches_add_up_in_training_and_in_measuring(tmp_path: Path) -> No
     assert scores[0] == pytest.approx(scores[1], rel=1e-4)
 
 
+@pytest.mark.usefixtures("few_digits")
 def test_predicted_pixels_are_shown_by_their_loss(tmp_path: Path) -> None:
     options = (
         "--objective masked-patches --masking.target pixels --steps 3 --batch-size 8 --network.depth 1 --device cpu "
@@ -142,6 +145,7 @@ def test_predicted_pixels_are_shown_by_their_loss(tmp_path: Path) -> None:
     assert ended[-1]["top1"] is None
 
 
+@pytest.mark.usefixtures("few_digits")
 @pytest.mark.parametrize("step", [1, 10])
 def test_an_interrupted_and_resumed_run_is_the_same_run(tmp_path: Path, step: int) -> None:
     settings = {**MASKED, "steps": 16, "ema": 0.9, "augment": dict(shift=0.1), "optim": dict(name="muon", lr=2e-3)}
@@ -176,6 +180,7 @@ def test_settings_that_are_refused(settings: dict[str, Any], fragment: str, tmp_
         pretrain("builtin:digits", tmp_path / "run", **settings)
 
 
+@pytest.mark.usefixtures("few_digits")
 def test_a_recipe_with_a_loss_can_be_used_without_labels(tmp_path: Path) -> None:
     pretrain(
         "builtin:digits", tmp_path / "run", recipe="digits", steps=1, loss=dict(smoothing=0.0, class_weights="none")
@@ -185,12 +190,14 @@ def test_a_recipe_with_a_loss_can_be_used_without_labels(tmp_path: Path) -> None
     assert last(again, Finished).best_step == 1  # config.toml also lists the settings of the other objective
 
 
+@pytest.mark.usefixtures("few_digits")
 def test_the_average_covers_the_network_and_its_head(tmp_path: Path) -> None:
     """With an average that never moves, the measured and kept weights are the initial ones."""
     events = pretrain("builtin:digits", tmp_path / "run", steps=6, ema=0.999999)
     assert last(events, Finished).test["loss"] == pytest.approx(LN_8, abs=1e-2)
 
 
+@pytest.mark.usefixtures("few_digits")
 @pytest.mark.parametrize("objective", ["classify", "masked-patches"])
 def test_compile_reaches_the_network(objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling itself takes a minute and is tested in tests/model; here, every step goes through it."""
