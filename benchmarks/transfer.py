@@ -1,5 +1,5 @@
-"""Transfer pretrained weights to 500 images of CIFAR-10 (50 per class): nearest neighbors, few-shot regression, and
-training of the head, of LoRA weights, or of everything.
+"""Transfer pretrained weights to 500 images of CIFAR-10 (50 per class): nearest neighbors, few-shot regression, a
+linear probe, and training of the head, of LoRA weights, or of everything from a head of zeros.
 
     python -m benchmarks.transfer SHARDS WEIGHTS --save      # about 12 minutes on 2 cores
 
@@ -17,14 +17,15 @@ from benchmarks.timing import describe_machine, save
 from vitral.data.dataset import Item
 from vitral.data.sources import open_dataset
 from vitral.evaluation.metrics import wilson
-from vitral.training.events import Baseline, Finished
+from vitral.training.events import Finished
 
 STEPS = 300
 SHOTS = (1, 5, 10, 25, 50)
 METHODS: dict[str, dict[str, Any]] = {
-    "head": {"tune.what": "head"},
-    "LoRA": {"tune.what": "lora"},
-    "all": {"tune.what": "all"},
+    "probe": {"tune.what": "probe"},
+    "head": {"tune.what": "head", "tune.probe": False, "steps": STEPS},
+    "LoRA": {"tune.what": "lora", "tune.probe": False, "steps": STEPS},
+    "all": {"tune.what": "all", "tune.probe": False, "steps": STEPS},
 }
 
 
@@ -51,12 +52,7 @@ def _write_image(item: Item, folder: Path, classes: tuple[str, ...], written: di
 
 def train_one(data: Path, weights: str, out: Path, size: int, **settings: Any) -> dict[str, Any]:
     result: dict[str, Any] = {}
-    for event in vitral.train_events(data, from_=weights, out=out, image_size=size, steps=STEPS, **settings):
-        if isinstance(event, Baseline):
-            print(
-                f"before training: kNN {event.knn:.1%}, few-shot {event.few_shot:.1%} on the validation split",
-                flush=True,
-            )
+    for event in vitral.train_events(data, from_=weights, out=out, image_size=size, **settings):
         if isinstance(event, Finished):
             result = {name: event.test[name] for name in ("top1", "top1_low", "top1_high")}
             result["seconds"] = event.train_seconds

@@ -76,7 +76,8 @@ class Evaluation:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON. Entries without a value are left out, except the main scores."""
-        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        fields = asdict(self).items()
+        values: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in fields}
         scores, classes, rows = values.pop("scores"), values.pop("classes"), values["per_class"]
         values["per_class"] = [{"class": name, **without_nan(row)} for name, row in zip(classes, rows, strict=True)]
         low, high = self.interval

@@ -46,7 +46,7 @@ def fit_head(
     """
     start = time.perf_counter()
     pools = choose_pools(model.model, config)
-    model = replace(model, model=with_pool(model.model, max(pools, key=len)))
+    model = replace(model, model=with_pool(model.model, list(pools)[-1]))
     train, validation = splits.train, splits.validation
     if config.tune.what == "probe" and splits.is_validation_carved:
         train, validation = (*train, *validation), ()
@@ -82,7 +82,7 @@ def fit_head(
 
 
 def choose_pools(network: Network, config: ResolvedConfig) -> dict[str, slice]:
-    """Return the kinds of pooling to try, each with its columns in the features of the widest."""
+    """Return the kinds of pooling to try, each with its columns in the features of the last, which is the widest."""
     given, width = network.config, network.config.width
     is_plain = isinstance(given, ViTConfig) and given.has_class_token and not given.norm_after_pool
     if not is_plain or given.pool not in POOLS or given.representation is not None or "pool" in config.network:
