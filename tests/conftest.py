@@ -4,9 +4,7 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import wraps
 from typing import Any
 
 import pytest
@@ -48,20 +46,3 @@ def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     digits = sources.open_builtin("digits")
     splits = {split: items[::10] for split, items in digits.splits.items()}
     monkeypatch.setattr(sources, "open_builtin", lambda name: replace(digits, splits=splits))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_rendering() -> Iterator[None]:
-    """Leave the plots of reports empty, because each takes a quarter of a second; tests/report renders them."""
-    from matplotlib.figure import Figure
-
-    @wraps(Figure.savefig)
-    def save_empty(figure: Figure, target: Any, **options: Any) -> None:
-        if options.get("format") == "svg":
-            target.write("<svg></svg>")
-        else:
-            save_empty.__wrapped__(figure, target, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", save_empty)
-        yield
