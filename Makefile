@@ -8,8 +8,9 @@ BIN := .venv/bin
 demo: .venv/installed-core
 	@$(BIN)/python examples/demo.py
 
+# Bytecode is written, because the tests start many processes; stealing work keeps the tests of a file together.
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
 
 # What takes many minutes: fifty killed runs, ten thousand predictions, pip installing the wheel.
 soak: .venv/installed-dev

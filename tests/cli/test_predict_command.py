@@ -73,12 +73,12 @@ def test_formats_for_people_and_for_programs(model: str, photos: Path, tmp_path:
     assert [row[1] for row in rows] == ["red", ""]
 
 
-def test_patterns_and_standard_input(model: str, photos: Path) -> None:
+def test_patterns_and_standard_input(model: str, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = sorted(str(path) for path in (photos / "red").glob("00*.png"))
     pattern = run("predict", model, str(photos / "red" / "00*.png"), "--format", "json")
     assert [row["file"] for row in rows_of(pattern.stdout)] == files
-    command = [sys.executable, "-m", "vitral", "predict", model, "-", "--format", "quiet"]
-    done = subprocess.run(command, input="\n".join(files) + "\n", capture_output=True, text=True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(files) + "\n"))
+    done = run("predict", model, "-", "--format", "quiet")
     assert done.stdout.split() == ["red"] * len(files), done.stderr
 
 
@@ -317,28 +317,26 @@ def test_a_name_that_is_not_text_has_its_row(model: str, photos: Path, tmp_path:
     assert run("predict", model, str(folder)).returncode == 0
 
 
-def test_json_on_an_ascii_terminal_is_escaped(photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "größe.png").write_bytes((photos / "red" / "000.png").read_bytes())
-    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+def test_json_on_an_ascii_terminal_is_escaped(model: str, photos: Path, tmp_path: Path) -> None:
+    image = tmp_path / "größe.png"
+    image.write_bytes((photos / "red" / "000.png").read_bytes())
+    shown = run_on_an_ascii_terminal("predict", model, str(image), "--format", "json")
+    assert json.loads(shown)["file"].endswith("größe.png")
+
+
+def run_on_an_ascii_terminal(*words: str) -> str:
+    stream = io.BytesIO()
+    terminal = io.TextIOWrapper(stream, encoding="ascii")
     with contextlib.redirect_stdout(terminal):
-        main(["predict", "vit-cifar10", str(tmp_path / "größe.png"), "--format", "json"])
-    assert isinstance(terminal.buffer, io.BytesIO)
-    assert json.loads(terminal.buffer.getvalue())["file"].endswith("größe.png")
+        main(words)
+    terminal.flush()
+    return stream.getvalue().decode("ascii")
 
 
 def test_names_on_an_ascii_terminal_are_escaped(model: str, photos: Path, tmp_path: Path) -> None:
     image = tmp_path / "größe.png"
     image.write_bytes((photos / "red" / "000.png").read_bytes())
-    done = subprocess.run(
-        [sys.executable, "-m", "vitral", "predict", model, str(image)],
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0
-    assert "gr\\xf6\\xdfe.png" in done.stdout
+    assert "gr\\xf6\\xdfe.png" in run_on_an_ascii_terminal("predict", model, str(image))
 
 
 # ---- failures ----

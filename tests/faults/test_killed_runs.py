@@ -95,17 +95,11 @@ def test_kill_dash_nine(data: Path, whole: Path, tmp_path: Path) -> None:
     assert not list((folder / "state").glob("*.tmp-*"))
 
 
-def test_a_signal_saves_the_state_and_prints_how_to_resume(data: Path, whole: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    process = start(str(data), "--out", str(folder), *SETTINGS.split())
-    wait_for_save(process, folder / "state")
-    process.send_signal(signal.SIGINT)
-    assert_resumes(process, 130, folder, whole)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX process groups")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_to_all_processes(data: Path, whole: Path, tmp_path: Path, number: int, code: int) -> None:
+def test_a_signal_saves_the_state_and_prints_how_to_resume(
+    data: Path, whole: Path, tmp_path: Path, number: int, code: int
+) -> None:
     """A terminal and a scheduler send it to the processes that load images, too."""
     folder = tmp_path / "run"
     process = start(str(data), "--out", str(folder), *SETTINGS.split(), "--workers", "1", new_session=True)
