@@ -50,6 +50,8 @@ def write(program: torch.export.ExportedProgram, path: Path, output: str, metada
     exported.model.metadata_props[KEY] = metadata
     _name_batch_dimension(exported.model.graph)
     _guard_padded_pools(exported.model.graph)
+    for node in exported.model.graph:
+        node.metadata_props.clear()  # stack traces, with the paths of this machine
     size = sum(tensor.nbytes for tensor in program.state_dict.values())
     exported.save(path, external_data=size > MAX_BYTES)
 
