@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vitral.training.config import ResolvedOptim
-from vitral.training.schedule import lr_factor, steps_within
+from vitral.training.schedule import affordable_side, lr_factor, steps_within
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "rsqrt", "stair", "constant"])
@@ -39,3 +39,15 @@ def test_steps_within_a_budget() -> None:
     sizes = dict(batch_size=10, steps_per_epoch=20, validation=200, test=500)
     assert steps_within(1000, 3.0, **sizes) == 200
     assert steps_within(1, 3.0, **sizes) == 1
+
+
+@pytest.mark.parametrize(
+    ("images", "expected"),
+    [
+        (100, 224),  # 10 of 60 seconds
+        (790, 168),  # 79 seconds at 224 pixels, 44 at 168
+        (10**6, 112),  # never smaller, whatever it takes
+    ],
+)
+def test_images_shrink_to_the_time_budget(images: int, expected: int) -> None:
+    assert affordable_side(224, 14, seconds_per_image=0.1, images=images, budget=60) == expected

@@ -31,7 +31,7 @@ from vitral.training.events import Chosen, Event, Warned
 from vitral.training.job import Job
 from vitral.training.probe import ProbedNetwork, fit_head
 from vitral.training.request import Request
-from vitral.training.schedule import steps_within
+from vitral.training.schedule import MIN_STEPS, affordable_side, steps_within
 from vitral.training.state import has_state
 from vitral.training.step import Learner, initial_loss_scale
 from vitral.training.tasks.classification import Classification
@@ -60,14 +60,9 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     yield from made
     config, resolved = resolve_request(request, dataset, splits)
     yield from resolved
-    model, preprocess, changes = build_model(config, len(dataset.classes), request.network)
-    if not isinstance(run, Run):
-        yield from (Warned(message=f"{config.from_weights}: {change}") for change in changes)
+    is_new = not (isinstance(run, Run) and has_state(run.state))
+    config, model, preprocess, probed = yield from start_network(request, config, dataset, splits, is_new=is_new)
     is_custom = request.network is not None and not _is_describable(model)  # before LoRA adds its modules
-    probed = None
-    if config.starts_with_probe and not (isinstance(run, Run) and has_state(run.state)):
-        config, probed = yield from start_from_probe(model, preprocess, config, dataset, splits)
-        model = probed.network
     if config.objective == "classify":
         task = Classification(model, preprocess, config, dataset, splits)
     else:
@@ -76,9 +71,9 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     train, validation, test = build_loaders(config, dataset, splits, preprocess, model.config.step_hw)
     if config.epochs == "auto":
         elapsed = time.perf_counter() - start
-        config, choice = plan_epochs(config, learner, train, validation, test, elapsed)
-        resolved = (*resolved, choice)
-        yield choice
+        config, planned = plan_epochs(config, learner, train, validation, test, elapsed)
+        resolved = (*resolved, planned)
+        yield planned
     assert config.epochs != "auto"
     assert config.optim.warmup_steps != "auto"
     steps, warmup_steps = round(config.epochs * train.batches_per_epoch), config.optim.warmup_steps
@@ -104,6 +99,26 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
         probe_scores=None if probed is None else probed.scores,
         candidates=() if probed is None else probed.candidates,
     )
+
+
+def start_network(
+    request: Request, config: ResolvedConfig, dataset: DatasetIndex, splits: Splits, *, is_new: bool
+) -> Generator[Event, None, tuple[ResolvedConfig, Network, Preprocess, ProbedNetwork | None]]:
+    """Return the network before the first step. A new run from a checkpoint makes its images fit the time, warns of
+    changed weights, and fits a linear probe; a resumed one reads its weights from its state."""
+    model, preprocess, changes = build_model(config, len(dataset.classes), request.network)
+    if not is_new:
+        return config, model, preprocess, None
+    if config.minutes and config.starts_with_probe and request.config.image_size == "auto":
+        smaller = yield from shrink_images(config, model, splits)
+        if smaller != config:
+            config = smaller
+            model, preprocess, changes = build_model(config, len(dataset.classes))
+    yield from (Warned(message=f"{config.from_weights}: {change}") for change in changes)
+    if not config.starts_with_probe:
+        return config, model, preprocess, None
+    config, probed = yield from start_from_probe(model, preprocess, config, dataset, splits)
+    return config, probed.network, preprocess, probed
 
 
 def start_from_probe(
@@ -293,6 +308,36 @@ def name_model(config: ResolvedConfig) -> str:
     return canonical_name(config.model)
 
 
+def shrink_images(config: ResolvedConfig, model: Network, splits: Splits) -> Generator[Event, None, ResolvedConfig]:
+    """Choose smaller images if the features of all images would take most of the time budget."""
+    side, step = config.image_size, model.config.step_hw[0]
+    if not isinstance(side, int) or config.minutes is None:
+        return config
+    views = 2 if config.augment.flip else 1
+    images = views * len(splits.train) + len(splits.validation) + len(splits.test)
+    seconds = time_forward(model, config)
+    budget = 60 * config.minutes
+    smaller = affordable_side(side, step, seconds_per_image=seconds, images=images, budget=budget)
+    if smaller == side:
+        return config
+    reason = f"features of {images:,} images at {side} pixels would take {images * seconds / 60:.1f} minutes"
+    yield Chosen(name="image_size", value=smaller, reason=reason)
+    return replace(config, image_size=smaller)
+
+
+def time_forward(model: Network, config: ResolvedConfig) -> float:
+    """Return the seconds per image of a forward pass in a batch, after one to warm up."""
+    device = torch.device(config.device)
+    images = torch.zeros(8, config.channels, *model.config.image_hw, device=device)
+    model.to(device).eval()
+    start = 0.0
+    with torch.inference_mode():
+        for _ in range(2):
+            start = time.perf_counter()
+            model.features(images).pooled.sum().item()
+    return (time.perf_counter() - start) / len(images)
+
+
 def plan_epochs(
     config: ResolvedConfig,
     learner: Learner,
@@ -301,16 +346,26 @@ def plan_epochs(
     test: BatchLoader,
     elapsed: float,
 ) -> tuple[ResolvedConfig, Chosen]:
-    """Choose how many epochs fit into what is left of the time budget, from the speed of a few steps."""
-    seconds = learner.time_step(train, initial_loss_scale(config))
-    steps = steps_within(
+    """Choose how many epochs fit into what is left of the time budget, from the speed of a few steps.
+
+    After a linear probe, training is skipped if a guess from the speed of a forward pass leaves it too few steps.
+    """
+    plan = partial(
+        steps_within,
         60 * (config.minutes or 0) - elapsed,
-        seconds,
         batch_size=train.batch_size,
         steps_per_epoch=train.batches_per_epoch,
         validation=len(validation.images),
         test=len(test.images),
     )
+    if config.starts_with_probe:
+        guess = plan(2 * train.batch_size * time_forward(learner.model, config))
+        if guess < MIN_STEPS:
+            tune, optim = replace(config.tune, what="probe"), replace(config.optim, warmup_steps=0)
+            reason = f"no time is left for {MIN_STEPS} steps after the linear probe"
+            return replace(config, tune=tune, optim=optim, epochs=0), Chosen(name="epochs", value=0, reason=reason)
+    seconds = learner.time_step(train, initial_loss_scale(config))
+    steps = plan(seconds)
     epochs, optim = steps / train.batches_per_epoch, config.optim
     if optim.warmup_steps == "auto":
         optim = replace(optim, warmup_steps=min(max(1, steps // 20), steps - 1))

@@ -8,6 +8,22 @@ BUDGET_FOR_TRAINING = 0.85
 """Fraction of a time budget to plan with; start-up and the report take the rest."""
 
 
+BUDGET_FOR_FEATURES = 0.75
+"""Largest fraction of a time budget for the forward passes of the linear probe and of the test."""
+MIN_SIDE = 112
+"""Images are not made smaller than this side in pixels to fit a time budget."""
+MIN_STEPS = 30
+"""Fewer steps than this after a linear probe are not worth starting."""
+
+
+def affordable_side(side: int, step: int, *, seconds_per_image: float, images: int, budget: float) -> int:
+    """Return the largest side, at most `side` and a multiple of `step`, at which forward passes fit the budget."""
+    while images * seconds_per_image > BUDGET_FOR_FEATURES * budget and side - step >= MIN_SIDE:
+        seconds_per_image *= ((side - step) / side) ** 2
+        side -= step
+    return side
+
+
 def lr_factor(optim: ResolvedOptim, step: int, steps: int, warmup_steps: int) -> float:
     """Return the factor of the peak learning rate at a step, the first being 0, as in the paper's code."""
     if step < warmup_steps:
