@@ -169,7 +169,7 @@ def _tune_what(config: TrainConfig, facts: Facts) -> Choice:
     if config.objective != "classify":
         return "all", "without labels, all features are trained"
     if not facts.has_validation:
-        return "probe", "there are too few images to tell whether more training helps"
+        return "probe", "there are too few images to judge whether more training helps"
     if facts.pretrained is not None and isinstance(facts.pretrained.config, BiTConfig):
         return "all", "a BiT is fine-tuned as a whole, as in its paper"
     if images < MANY_PER_CLASS or config.device == "cpu":
