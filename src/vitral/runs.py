@@ -48,6 +48,7 @@ class Run:
         self.adapter = folder / "adapter.safetensors"
         self.masking = folder / "masking.safetensors"
         self.state = folder / "state"
+        self.probe = self.state / "probe.safetensors"
         self.results = folder / "report.json"
         self.report = folder / "report.html"
         self.card = folder / "card.md"

@@ -1,7 +1,6 @@
 """From a request to a job: networks, splits, sizes, starting from a checkpoint, and a network of one's own."""
 
 import io
-import json
 import signal
 import tarfile
 from pathlib import Path
@@ -31,7 +30,6 @@ from vitral.training.entry import train_events
 from vitral.training.events import Chosen, Event, Finished, Measuring, Started, Stepped
 from vitral.training.prepare import build_model, name_model
 from vitral.training.settings import with_settings
-from vitral.training.step import Learner
 from vitral.training.tuning import merge_lora
 
 
@@ -167,20 +165,6 @@ def test_native_sizes_exclude_what_resizes(
 
 
 # ---- length ----
-
-
-def test_a_time_budget_includes_measuring(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of 8 images takes three seconds, so a forward pass takes an eighth of one per image."""
-    monkeypatch.setattr(Learner, "time_step", lambda *_: 3.0)
-    monkeypatch.setattr(Learner, "train_step", lambda *_: 1.0)
-    plain = last(train(folder, tmp_path / "a", epochs="auto", minutes=5), Started)
-    class_folders(tmp_path / "val", {"red": 200, "green": 200, "blue": 200}, size=(20, 24))
-    large = last(train(folder, tmp_path / "b", epochs="auto", minutes=5, val=str(tmp_path / "val")), Started)
-    assert large.steps < plain.steps
-    for started in (plain, large):
-        images = json.loads((started.folder / "report.json").read_text())["data"]["images"]
-        measured = images["validation"] * started.steps / started.steps_per_epoch + images["test"]
-        assert 3 * started.steps + measured / 8 == pytest.approx(0.85 * 300, abs=4)
 
 
 def test_a_warmup_longer_than_the_run_is_reported(folder: Path, tmp_path: Path) -> None:

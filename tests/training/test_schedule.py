@@ -1,4 +1,4 @@
-"""The learning rate at every step, and steps that fit into a time budget, against values computed by hand."""
+"""The learning rate at every step, and stages whose end moves, against values computed by hand."""
 
 from math import cos, pi, sqrt
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vitral.training.config import ResolvedOptim
-from vitral.training.schedule import affordable_side, lr_factor, steps_within
+from vitral.training.schedule import Pace, lr_factor
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "rsqrt", "stair", "constant"])
@@ -31,23 +31,13 @@ def test_without_warmup_the_first_step_has_the_peak() -> None:
     assert lr_factor(ResolvedOptim(lr=1.0, schedule="rsqrt"), 0, 20, 0) == 1.0
 
 
-def test_steps_within_a_budget() -> None:
-    """A step of 3 seconds on 10 images makes a forward pass of 0.1 seconds per image.
-
-    Of 1000 seconds, 850 are for training and 50 of these for the test; an epoch takes 20 * 3 + 200 * 0.1 = 80.
-    """
-    sizes = dict(batch_size=10, steps_per_epoch=20, validation=200, test=500)
-    assert steps_within(1000, 3.0, **sizes) == 200
-    assert steps_within(1, 3.0, **sizes) == 1
-
-
-@pytest.mark.parametrize(
-    ("images", "expected"),
-    [
-        (100, 224),  # 10 of 60 seconds
-        (790, 168),  # 79 seconds at 224 pixels, 44 at 168
-        (10**6, 112),  # never smaller, whatever it takes
-    ],
-)
-def test_images_shrink_to_the_time_budget(images: int, expected: int) -> None:
-    assert affordable_side(224, 14, seconds_per_image=0.1, images=images, budget=60) == expected
+def test_a_stage_that_ends_earlier_still_reaches_the_end_of_its_schedule() -> None:
+    """30 of 100 steps are done when the end moves to 65: the other 35 pass through the remaining 70."""
+    pace = Pace.start(10, 100)
+    assert [pace.position_at(step) for step in (10, 11, 110)] == [0, 1, 100]
+    pace.move_end(40, 75)
+    assert pace.end == 75
+    assert [pace.position_at(step) for step in (40, 41, 75)] == [30, 32, 100]
+    pace.move_end(70, 60)  # a step that is still taken
+    assert pace.end == 71
+    assert pace.position_at(71) == 100

@@ -172,9 +172,7 @@ class BatchLoader:
 
     def order(self, epoch: int) -> np.ndarray:
         """Return the items of an epoch in order."""
-        if not self.shuffle:
-            return np.arange(len(self.images))
-        return random_generator(self.images.seed, epoch, _ORDER_SAMPLE).permutation(len(self.images))
+        return epoch_order(len(self.images), self.images.seed, epoch, shuffle=self.shuffle)
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch, from batch `start` on."""
@@ -211,6 +209,11 @@ class BatchLoader:
             items=torch.tensor(indices, dtype=torch.long),
             bad=tuple((index, reason) for index, reason in loaded if isinstance(reason, str)),
         )
+
+
+def epoch_order(images: int, seed: int, epoch: int, *, shuffle: bool) -> np.ndarray:
+    """Return the order of the images in an epoch."""
+    return random_generator(seed, epoch, _ORDER_SAMPLE).permutation(images) if shuffle else np.arange(images)
 
 
 def label_tensor(items: Sequence[Item], classes: int, multi_label: bool) -> Tensor:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -117,6 +118,22 @@ def split_off(
         elif inside and len(inside) == len(groups):  # the only image of a class is for training
             chosen.difference_update(equal[groups[-1]])
     return tuple(item for item in items if item.key not in chosen), tuple(item for item in items if item.key in chosen)
+
+
+def sample_items(items: Sequence[Item], count: int, *, balanced: bool = False) -> tuple[Item, ...]:
+    """Return `count` items in their order, chosen by a hash of their names; balanced: an equal share of each class."""
+    if count >= len(items):
+        return tuple(items)
+    ordered = sorted(items, key=lambda item: _hash_position(item.key, "sample"))
+    if balanced:
+        seen: Counter[tuple[int, ...]] = Counter()
+        ranks: dict[str, int] = {}
+        for item in ordered:
+            ranks[item.key] = seen[item.labels]
+            seen[item.labels] += 1
+        ordered.sort(key=lambda item: ranks[item.key])
+    chosen = {item.key for item in ordered[:count]}
+    return tuple(item for item in items if item.key in chosen)
 
 
 def _hash_position(key: str, salt: str) -> float:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import PIL
 import torch
+from torch import Tensor
 
 from vitral import __version__
 from vitral.data.dataset import Item
@@ -37,13 +38,19 @@ def features_folder() -> Path:
 
 def model_digest(model: "LoadedModel") -> "hashlib._Hash":
     """Return a digest of everything that features depend on except the images."""
-    digest = hashlib.sha256()
-    for name, tensor in model.model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    digest = weights_digest(model.model.state_dict())
     facts = [asdict(model.model.config), model.preprocess.as_dict(), model.precision, model.device.type]
     facts += [__version__, torch.__version__, PIL.__version__, getattr(fast_jpeg(), "__version__", "")]
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
+    return digest
+
+
+def weights_digest(tensors: Mapping[str, Tensor]) -> "hashlib._Hash":
+    """Return a digest of names and values."""
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest
 
 

@@ -6,7 +6,7 @@ iterations.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -71,8 +71,7 @@ def fit_probe(
     `extra_views` are features of the same images seen differently, such as mirrored. The probe is fitted to all views;
     its predictions are those of the first.
     """
-    views = (features, *extra_views)
-    problem = _Problem(torch.cat(views), torch.cat([labels] * len(views)), classes, class_weights)
+    problem = _Problem(features, labels, classes, extra_views, class_weights)
     tried: dict[int, Tensor] = {}
 
     def loss_at(index: int) -> float:
@@ -86,16 +85,36 @@ def fit_probe(
     for stride in STRIDES:
         while (lower := min((best, best - stride, best + stride), key=loss_at)) != best:
             best = lower
-    solution = problem.solve(STRENGTHS[best], iterations=FINAL_ITERATIONS, tolerance=FINAL_TOLERANCE)
-    weight, bias = problem.to_features(solution)
+    weight, bias = problem.fit(STRENGTHS[best])
     return LinearProbe(weight=weight, bias=bias, strength=STRENGTHS[best], out_of_fold=tried[best])
+
+
+def refit_probe(
+    probe: LinearProbe,
+    features: Tensor,
+    labels: Tensor,
+    *,
+    extra_views: Sequence[Tensor] = (),
+    class_weights: Tensor | None = None,
+) -> LinearProbe:
+    """Return the probe fitted to other images at the same strength. It has no predictions out of fold."""
+    weight, bias = _Problem(features, labels, len(probe.bias), extra_views, class_weights).fit(probe.strength)
+    return replace(probe, weight=weight, bias=bias, out_of_fold=torch.empty(0, len(bias)))
 
 
 class _Problem:
     """Logistic regression in the coordinates of the singular vectors of the features."""
 
-    def __init__(self, features: Tensor, labels: Tensor, classes: int, class_weights: Tensor | None):
-        features = features.double()
+    def __init__(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        classes: int,
+        extra_views: Sequence[Tensor],
+        class_weights: Tensor | None,
+    ):
+        views = (features, *extra_views)
+        features, labels = torch.cat(views).double(), torch.cat([labels] * len(views))
         self.mean = features.mean(0)
         centered = features - self.mean
         self.scale = centered.square().mean().sqrt().clamp(min=1e-12)
@@ -104,6 +123,10 @@ class _Problem:
         self.curvature = self.coordinates.square().mean(0) / 4
         self.labels, self.classes, self.class_weights = labels, classes, class_weights
         self.solutions: dict[int, Tensor] = {}
+
+    def fit(self, strength: float) -> tuple[Tensor, Tensor]:
+        """Return the weight (K, D) and the bias (K,) that minimize the penalized loss on all rows."""
+        return self.to_features(self.solve(strength, iterations=FINAL_ITERATIONS, tolerance=FINAL_TOLERANCE))
 
     def cross_validate(self, strength: float, folds: Tensor) -> Tensor:
         """Return the (N, K) out-of-fold logits of the first view. Each fold starts at its solution before this one."""

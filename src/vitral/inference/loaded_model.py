@@ -15,6 +15,7 @@ from vitral.devices import choose_device
 from vitral.errors import ConfigError, WeightsError, check_choice, check_type
 from vitral.model.features import Features
 from vitral.model.network import Network
+from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
 from vitral.weights.checkpoint import Checkpoint, check_labels
@@ -54,6 +55,22 @@ class LoadedModel:
             features: Features | list[Features] = self.model.features(to_device(images, self.preprocess, self.device))
             pooled = torch.cat([image.pooled for image in features]) if isinstance(features, list) else features.pooled
             return self.model.representation(pooled).float().cpu()
+
+    def tokens(self, images: Tensor, block: int) -> tuple[Tensor, Tensor]:
+        """Return the (B, N, D) tokens after a block in bfloat16, and the input of the head, both on the CPU."""
+        with self._computing():
+            features = self.model.features(normalize(images.to(self.device), self.preprocess), layers=block)
+            inner = features.layers[block]
+            first = [] if inner.cls is None else [inner.cls[:, None]]
+            tokens = torch.cat([*first, inner.registers, inner.patches], dim=1)
+            return tokens.bfloat16().cpu(), self.model.representation(features.pooled).float().cpu()
+
+    def logits_from(self, block: int, tokens: Tensor) -> Tensor:
+        """Return (B, K) logits of (B, N, D) tokens that have passed the blocks before this one."""
+        assert isinstance(self.model, ViT)
+        grid = self.model.config.grid(*self.model.config.image_hw)
+        with self._computing():
+            return self.model.forward_from(block, tokens.to(self.device), grid).float().cpu()
 
     def classify(self, features: Tensor) -> Tensor:
         """Return (B, K) logits of `features`, in float32 on the CPU."""

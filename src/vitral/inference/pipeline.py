@@ -1,13 +1,13 @@
 """Run a model over a split, batch by batch, and collect its outputs."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from vitral.data.batches import BatchLoader, ImageDataset
+from vitral.data.batches import Batch, BatchLoader, ImageDataset
 from vitral.data.dataset import Item
 from vitral.data.scan import Progress
 from vitral.errors import DataError
@@ -58,8 +58,24 @@ def make_loader(
     )
 
 
+class Images(Protocol):
+    """The images of a loader."""
+
+    @property
+    def items(self) -> Sequence[Item]: ...
+    def __len__(self) -> int: ...
+
+
+class Loader(Protocol):
+    """What yields batches: of images, or of what was computed from them."""
+
+    @property
+    def images(self) -> Images: ...
+    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]: ...
+
+
 def run_model(
-    loader: BatchLoader, compute: Callable[[Tensor | list[Tensor]], Tensor]
+    loader: Loader, compute: Callable[[Tensor | list[Tensor]], Tensor]
 ) -> Generator[Progress, None, ModelOutputs]:
     """Yield progress and return the outputs of ``compute`` for every batch. Raise DataError if no image is readable."""
     batches: list[tuple[Tensor, Tensor, Tensor]] = []

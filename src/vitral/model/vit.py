@@ -22,7 +22,7 @@ from vitral.model.block import Block
 from vitral.model.config import ViTConfig
 from vitral.model.features import Features, build_features, choose_layers
 from vitral.model.layers import build_dropout, initialize, normal_
-from vitral.model.packing import Packing, arrange, join
+from vitral.model.packing import Group, Packing, arrange, join
 from vitral.model.parameter_groups import optimizer_groups
 from vitral.model.patches import Patches
 from vitral.model.pool import build_head, build_pool, build_representation
@@ -66,9 +66,7 @@ class ViT(nn.Module):
         With pool 'none' every token has logits: (B, N, K), or a list of (N, K)."""
         x, packing = self.embed(images)
         x, _ = self.encode(x, packing)
-        x = self.pool_tokens(x, packing)
-        logits = self.head(self.representation(x))
-        return packing.per_token(logits) if self.config.pool == "none" else logits
+        return self.classify(x, packing)
 
     def embed(self, images: Images) -> tuple[Sequences, Packing]:
         """Equation 1: z_0 = [x_class; x_p E] + E_pos."""
@@ -81,14 +79,14 @@ class ViT(nn.Module):
         return self.dropout(self.add_positions(x, packing, block=0))
 
     def encode(
-        self, x: Sequences, packing: Packing, layers: Collection[int] = ()
+        self, x: Sequences, packing: Packing, layers: Collection[int] = (), *, first: int = 0
     ) -> tuple[Sequences, dict[int, Sequences]]:
-        """Equations 2 and 3, block by block, then the final norm. Also return the outputs of the chosen layers."""
+        """Equations 2 and 3 from block `first` on, then the final norm. Also return the outputs of chosen layers."""
         outputs: dict[int, Tensor] = {}
-        for index, block in enumerate(self.blocks):
+        for index in range(first, len(self.blocks)):
             if index > 0 and self.config.position_at != "stem":  # embed has added those of the first block
                 x = self.add_positions(x, packing, block=index)
-            x = self.run_block(block, x, packing)
+            x = self.run_block(self.blocks[index], x, packing)
             if index in layers:
                 outputs[index] = x
         return x if self.config.norm_after_pool else self.norm(x), outputs
@@ -104,6 +102,17 @@ class ViT(nn.Module):
         """Equation 4: one vector per image. Heads that pool first apply the final norm here."""
         x = self.pool(x, packing)
         return self.norm(x) if self.config.norm_after_pool else x
+
+    def classify(self, x: Sequences, packing: Packing) -> Tensor | list[Tensor]:
+        """Return the logits of encoded tokens."""
+        logits = self.head(self.representation(self.pool_tokens(x, packing)))
+        return packing.per_token(logits) if self.config.pool == "none" else logits
+
+    def forward_from(self, first: int, x: Float[Tensor, "B N D"], grid: tuple[int, int]) -> Float[Tensor, "B K"]:
+        """Return the logits of tokens that have passed the blocks before `first`."""
+        packing = Packing((Group(x.shape[0], grid, self.config.extra_tokens),), None)
+        x, _ = self.encode(x, packing, first=first)
+        return cast("Tensor", self.classify(x, packing))
 
     @overload
     def features(self, images: Tensor, layers: int | Iterable[int] = ()) -> Features: ...

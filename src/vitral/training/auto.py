@@ -27,6 +27,8 @@ MAX_SMALL_SIDE = 80
 MAX_DEFAULT_SIDE = 224
 """A checkpoint that was trained with larger images is used at about this side in pixels."""
 FEW_IMAGES = 5000
+TOKEN_BATCH = 32
+"""Images per step when the last blocks are trained on tokens."""
 MANY_PER_CLASS = 1000
 MAX_EPOCHS = 200
 MAX_IMBALANCE = 3
@@ -51,6 +53,8 @@ class Facts:
     """The checkpoint to start from, or the network that the caller built."""
     has_validation: bool = True
     """Whether there are validation images other than the training images."""
+    is_validation_carved: bool = False
+    """Whether they were taken from the training images."""
 
 
 def resolve(config: TrainConfig, facts: Facts) -> tuple[ResolvedConfig, tuple[Chosen, ...]]:
@@ -184,7 +188,27 @@ def _tune_blocks(config: TrainConfig, facts: Facts) -> Choice:
     return max(1, round(blocks / 3)), f"a third of {blocks}"
 
 
+def _tune_views(config: TrainConfig, facts: Facts) -> Choice:
+    is_vit = facts.pretrained is not None and isinstance(facts.pretrained.config, ViTConfig)
+    is_mixed = config.resize == "native" or config.mix.mixup or config.mix.cutmix
+    has_probe = config.starts_with_probe and facts.has_validation
+    is_partial = facts.pretrained is not None and config.tune.blocks != facts.pretrained.config.blocks
+    if config.tune.what != "last-blocks" or not (has_probe and is_vit and is_partial) or is_mixed:
+        return 0, ""
+    return (2, "plain and mirrored") if config.augment.flip else (1, "the dataset is not mirrored")
+
+
+def _refit(config: TrainConfig, facts: Facts) -> Choice:
+    if not config.starts_with_probe or not facts.is_validation_carved:
+        return False, ""
+    images = len(facts.train)
+    return images < FEW_IMAGES, f"{images:,} training images" if images < FEW_IMAGES else ""
+
+
 def _batch_size(config: TrainConfig, facts: Facts) -> Choice:
+    if config.tune.views not in (0, "auto"):
+        size = max(config.accumulate, TOKEN_BATCH // config.accumulate * config.accumulate)
+        return size, "usual for the last blocks"
     images, largest, size = len(facts.train), 128 if config.device == "cpu" else 512, 16
     while size * 2 <= largest and size * 40 <= images:
         size *= 2
@@ -265,6 +289,8 @@ _CHOICES: dict[str, Callable[[TrainConfig, Facts], Choice | None]] = {  # in thi
     "model": _model,
     "tune.what": _tune_what,
     "tune.blocks": _tune_blocks,
+    "tune.views": _tune_views,
+    "refit": _refit,
     "batch_size": _batch_size,
     "epochs": _epochs,
     "optim.warmup_steps": _warmup_steps,

@@ -91,6 +91,11 @@ class Tune:
     """For last-blocks: the number of blocks; auto: a third of them."""
     rank: int = 8
     """For lora: the rank."""
+    views: int | Auto = "auto"
+    """For last-blocks after a probe: views per image (plain, mirrored, then augmented ones) whose tokens are computed
+    once, so that the lower blocks never run again; 0: augment and run all blocks at every step."""
+    dropped: float = 0.5
+    """Fraction of the patches that a step leaves out of each view."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,6 +185,13 @@ class TrainConfig:
     """Compile the network with torch.compile: slower to start, then faster."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory for a third more time."""
+    max_train_images: int | None = None
+    """Train on at most this many images, an equal share of each class; validation images in proportion."""
+    max_test_images: int | None = None
+    """Test on a sample of at most this many images."""
+    refit: bool | Auto = "auto"
+    """After the comparison with the linear probe, train the better one on the validation images too, if they were
+    taken from the training images; auto: with fewer than 5,000 images."""
     keep: Literal["best", "last"] = "best"
     """Which weights to keep: best, of the epoch with the best validation scores, or last, of the last step."""
     patience: int = 0
@@ -241,6 +253,7 @@ class ResolvedLoss(Loss):
 class ResolvedTune(Tune):
     what: TuneWhat = "all"
     blocks: int = 1
+    views: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,6 +267,7 @@ class ResolvedConfig(TrainConfig):
     batch_size: int = 32
     workers: int = 0
     precision: Precision = "float32"
+    refit: bool = False
     optim: ResolvedOptim = field(default_factory=ResolvedOptim)
     loss: ResolvedLoss = field(default_factory=ResolvedLoss)
     tune: ResolvedTune = field(default_factory=ResolvedTune)
@@ -288,6 +302,9 @@ _POSITIVE = {"above": 0, "maximum": 1e6}
 BOUNDS: dict[str, Mapping[str, float]] = {
     **dict.fromkeys(("steps", "batch_size", "accumulate", "tune.blocks", "tune.rank"), _COUNT),
     **dict.fromkeys(("optim.warmup_steps", "seed", "patience"), _COUNT_OR_ZERO),
+    **dict.fromkeys(("max_train_images", "max_test_images"), _COUNT),
+    "tune.views": {"minimum": 0, "maximum": 1000},
+    "tune.dropped": _FRACTION,
     **dict.fromkeys(("optim.weight_decay", "optim.clip", "optim.end_lr", "mix.mixup", "mix.cutmix"), _AMOUNT),
     **dict.fromkeys(("optim.momentum", "optim.betas", "optim.stairs", "loss.smoothing"), _FRACTION),
     **dict.fromkeys(("ema", "dropout", "drop_path"), _FRACTION),

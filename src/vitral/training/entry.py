@@ -17,6 +17,7 @@ from vitral.training.loop import train_loop
 from vitral.training.prepare import prepare
 from vitral.training.records import make_manifest
 from vitral.training.request import Request, collect_settings, pop_network, reopen
+from vitral.training.schedule import Pace
 from vitral.training.selection import BestEpoch
 from vitral.training.settings import as_toml, flatten
 from vitral.training.state import TrainState, check_fits, load_state, save_state
@@ -62,9 +63,11 @@ def _start(request: Request, folder: Path | None) -> Iterator[Event]:
 
 def start_state(job: Job) -> TrainState:
     """Return the state before the first step. A linear probe is the best model so far, and is saved with it."""
-    state = TrainState(loss_scale=initial_loss_scale(job.config))
-    if job.probe_scores is not None:
-        state.best.update(job.probe_scores, step=0, epoch=-1)
+    state = TrainState(loss_scale=initial_loss_scale(job.config), pace=Pace.start(0, job.steps))
+    if job.probe is not None:
+        state.best.update(job.probe.scores, step=0, epoch=-1)
+        job.run.state.mkdir(exist_ok=True)
+        job.probe.save(job.run.probe)
         save_state(job.run.state, state, job.learner.tensors())
         job.save_model()
     return state
@@ -138,7 +141,10 @@ def _restore(job: Job) -> Generator[Event, None, TrainState | None]:
     yield from (Warned(message=problem) for problem in problems)
     check_fits(tensors, job.learner.tensors(), job.run.folder)
     job.learner.load_tensors(tensors)
-    is_kept = job.config.keep == "best" or state.step >= job.steps
+    if not state.pace.end:  # saved by an older version
+        state.pace = Pace.start(0, job.steps)
+    is_at_end = state.step >= state.pace.end
+    is_kept = job.config.keep == "best" or is_at_end
     if state.best.is_set and not state.best.step and not job.run.model.is_file():
         job.save_model()  # killed between the first state and the model of the probe, which are the same
     if state.best.is_set and is_kept:
@@ -146,8 +152,11 @@ def _restore(job: Job) -> Generator[Event, None, TrainState | None]:
             job.check_saved()
         except VitralError as error:
             state.best = BestEpoch()
-            state.is_unscored = state.step >= job.steps  # measure and keep the last model again
+            state.is_unscored = state.stage == "train" and is_at_end  # measure and keep the last model again
             yield Warned(message=f"The best model so far is lost: {error.message} The best from here on is kept.")
+            if state.stage != "train":  # the state has the model that was chosen
+                with job.learner.averaged():
+                    job.save_model()
     return state
 
 

@@ -1,22 +1,26 @@
 """A `Job`: a run that is ready for its first step, or for the next one."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
-from vitral.data.batches import BatchLoader
+from vitral.data.batches import BatchLoader, ImageDataset
 from vitral.data.dataset import DatasetIndex
-from vitral.data.splits import Splits
+from vitral.data.splits import Splits, sample_items
 from vitral.errors import WeightsError
-from vitral.evaluation.metrics import Scores
 from vitral.model.network import Network, build
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
+from vitral.training.budget import MIN_TEST_IMAGES, Budget
 from vitral.training.config import ResolvedConfig
 from vitral.training.events import Candidate, Chosen
+from vitral.training.probe import Head, Probe
+from vitral.training.schedule import lr_factor
+from vitral.training.state import Stage, TrainState
 from vitral.training.step import Learner
+from vitral.training.tokens import Loader, TokenLoader, TokenSet
 from vitral.training.tuning import merge_lora, save_adapter
 from vitral.weights.checkpoint import Checkpoint
 from vitral.weights.formats.safetensors import write_safetensors
@@ -25,8 +29,14 @@ from vitral.weights.save import save
 
 CUSTOM = "vitral.custom"
 """Metadata of a file that only the class it names can load."""
-MAX_SCORED_EPOCHS = 200
+MAX_SCORED_EPOCHS, MAX_SCORED_IN_BUDGET = 200, 5
 """A run of thousands of short epochs would measure and save more than it learns."""
+MAX_TUNED_EPOCHS = 40
+"""More passes over the training images than this are not worth the time that is left of a budget."""
+REFIT_LR = 0.5
+"""Peak learning rate of the refit, as a fraction of that of the training before it."""
+COMPARED_MODELS = 3
+"""Models that are measured on the validation images before one is chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,29 +50,94 @@ class Job:
     splits: Splits
     preprocess: Preprocess
     learner: Learner
-    train: BatchLoader
-    validation: BatchLoader
+    train: Loader
+    validation: Loader
     test: BatchLoader
+    refit: Loader | None
+    """The images that the winner is trained on in the end; None if it stays as it is."""
     run: Run
-    steps: int
-    warmup_steps: int
     base_sha256: str | None
     """SHA-256 of the checkpoint that a partial training started from."""
     is_custom: bool
     """Whether the network is the caller's own, which a checkpoint of vitral cannot describe."""
     choices: tuple[Chosen, ...]
-    probe_scores: Scores | None = None
-    """Of the linear probe that training starts from, on images that it was not fitted to."""
+    probe: Probe | None = None
+    """The linear probe that a new run starts from."""
+    heads: tuple[Head, Head] | None = None
+    """The heads of the probe: fitted to the training images, and to the validation images as well."""
+    start: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """The trained parameters before the first step, of a run that starts with a probe."""
+    tokens: TokenSet | None = None
     candidates: tuple[Candidate, ...] = ()
+    """What was tried before the first step."""
+    budget: Budget | None = None
+    """The time budget, if this process started the run."""
 
     @property
-    def steps_per_epoch(self) -> int:
-        return self.train.batches_per_epoch
+    def steps(self) -> int:
+        """Return the planned number of steps on the training images."""
+        epochs = self.config.epochs
+        return max(1, round(epochs * self.train.batches_per_epoch)) if epochs and epochs != "auto" else 0
 
-    def is_scored(self, epoch: int, step: int) -> bool:
-        """Return whether the model is measured after this epoch."""
-        every = max(1, self.steps // self.steps_per_epoch // MAX_SCORED_EPOCHS)
-        return (epoch + 1) % every == 0 or step >= self.steps
+    @property
+    def warmup_steps(self) -> int:
+        assert self.config.optim.warmup_steps != "auto"
+        return self.config.optim.warmup_steps
+
+    def loader(self, stage: Stage) -> Loader:
+        """Return the images of a stage."""
+        return self.refit if stage == "refit" and self.refit is not None else self.train
+
+    def is_scored(self, epoch: int, step: int, end: int) -> bool:
+        """Return whether the model is measured after this epoch of the stage that ends at `end`."""
+        limit = MAX_SCORED_EPOCHS if self.budget is None else MAX_SCORED_IN_BUDGET
+        every = max(1, self.steps // self.train.batches_per_epoch // limit)
+        return (epoch + 1) % every == 0 or step >= end
+
+    @property
+    def max_steps(self) -> int:
+        """Return the largest number of steps that is worth its time on the training images."""
+        return MAX_TUNED_EPOCHS * self.train.batches_per_epoch if self.heads is not None else 2**31
+
+    def lr_factor(self, state: TrainState) -> float:
+        """Return the factor of the peak learning rate at the next step."""
+        position, planned = state.pace.position_at(state.step), state.pace.planned
+        if state.stage == "refit":
+            return REFIT_LR * lr_factor(self.config.optim, position, planned, max(1, planned // 20))
+        return lr_factor(self.config.optim, position, planned, self.warmup_steps)
+
+    def timely_test(self) -> BatchLoader:
+        """Return the test split, or a sample of it if too little is left of the time budget."""
+        if self.budget is None or not self.budget.test_image:
+            return self.test
+        count = max(MIN_TEST_IMAGES, int(self.budget.left / self.budget.test_image))
+        if count >= len(self.test.images):
+            return self.test
+        images = self.test.images
+        items = sample_items(images.items, count)
+        return replace(self.test, images=ImageDataset(items, images.preprocess, patch=images.patch))
+
+    def with_choice(self, choice: Chosen) -> "Job":
+        return replace(self, choices=(*self.choices, choice))
+
+    def refit_steps(self, steps: int) -> int:
+        """Return the steps of the refit after so many steps: as many passes over its images."""
+        if self.refit is None:
+            return 0
+        return max(1, round(steps / self.train.batches_per_epoch * self.refit.batches_per_epoch))
+
+    def affordable_steps(self, step_seconds: float, *, step: int) -> int:
+        """Return how many more steps on the training images leave time for everything that comes after them."""
+        assert self.budget is not None
+        images, comparisons = len(self.validation.images), COMPARED_MODELS if self.heads is not None else 0
+        if isinstance(self.validation, TokenLoader):
+            images = len(self.validation.rows)
+        epoch = self.train.batches_per_epoch
+        left = self.budget.left - len(self.test.images) * self.budget.test_image
+        left -= comparisons * images * self.budget.validation_image
+        scored = images * self.budget.validation_image / max(epoch, self.steps / MAX_SCORED_IN_BUDGET)
+        refit = 0.0 if self.refit is None else self.refit.batches_per_epoch / epoch
+        return int((left - refit * step * step_seconds) / (step_seconds * (1 + refit) + scored))
 
     def save_model(self) -> None:
         """Write the model as it is now, and the extra parameters of its task beside it."""
@@ -91,6 +166,12 @@ class Job:
         verify_checksum(self.run.model)
         if self.learner.task.extra.state_dict() and not self.run.masking.is_file():
             raise WeightsError(f"{self.run.masking} is missing.")
+
+    def load_trained(self) -> dict[str, Tensor]:
+        """Read the trained parameters of the model that was written last, of a run that starts with a probe."""
+        if self.config.tune.what != "all":
+            return load_file(self.run.adapter)
+        return {name: tensor for name, tensor in self.load_model().state_dict().items() if name in self.start}
 
     def load_model(self) -> Network:
         """Read the model that was written last."""

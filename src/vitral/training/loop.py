@@ -17,10 +17,22 @@ from torch import Tensor
 from vitral.data.batches import Batch
 from vitral.evaluation.metrics import Scores
 from vitral.runs import quote
-from vitral.training.events import EpochEnded, Event, Finished, Interrupted, Measuring, Saved, Started, Stepped, Warned
+from vitral.training.comparison import adopt_model, candidate_models, compare_models
+from vitral.training.events import (
+    EpochEnded,
+    Event,
+    Finished,
+    Interrupted,
+    Measuring,
+    Saved,
+    Started,
+    Stepped,
+    Warned,
+)
 from vitral.training.job import Job
+from vitral.training.pacing import Planner
 from vitral.training.records import list_candidates, write_report
-from vitral.training.schedule import lr_factor
+from vitral.training.schedule import Pace
 from vitral.training.selection import BestEpoch
 from vitral.training.state import TrainState, save_state
 from vitral.training.step import TrainingError
@@ -64,14 +76,14 @@ def train_loop(job: Job, state: TrainState) -> Iterator[Event]:
     yield Started(
         folder=job.run.folder,
         step=state.step,
-        steps=job.steps,
-        steps_per_epoch=job.steps_per_epoch,
+        steps=state.pace.end,
+        steps_per_epoch=job.train.batches_per_epoch,
         parameters=sum(parameter.numel() for parameter in parameters),
         trained=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
     )
     with catch_signals() as signals:
         try:
-            yield from _train(job, state, signals)
+            yield from _train_stages(job, state, signals)
             if not signals:
                 yield from _finish(job, state, signals)
         except (RuntimeError, OSError):  # a signal to all processes also ends those that load images
@@ -80,6 +92,18 @@ def train_loop(job: Job, state: TrainState) -> Iterator[Event]:
         if signals and not job.run.results.is_file():
             command = f"vitral train --resume {quote(str(job.run.folder))}"  # the last saved state is intact
             yield Interrupted(step=state.step, resume=command, signal=signals[0])
+
+
+def _train_stages(job: Job, state: TrainState, signals: list[int]) -> Iterator[Event]:
+    """Train on the training images; then compare the result with the linear probe, and refit the better one."""
+    if state.stage == "train":
+        yield from _train(job, state, signals)
+        if job.heads is not None and not signals:
+            yield from _select(job, state, signals)
+    if state.stage == "refit" and not signals:
+        yield from _train(job, state, signals)
+        if not signals:
+            yield from _end_refit(job, state, signals)
 
 
 def _save(job: Job, state: TrainState, tensors: dict[str, Tensor] | None = None) -> Saved:
@@ -110,49 +134,58 @@ class SaveClock:
 
 
 def _train(job: Job, state: TrainState, signals: list[int]) -> Iterator[Event]:
-    """Train to the last step, or until a signal; then the state is saved."""
+    """Train to the last step of the stage, or until a signal; then the state is saved."""
     started, seconds_before, first_step = time.perf_counter(), state.seconds, state.step
-    clock = SaveClock(job.config.save_seconds)
+    clock, pace, loader = SaveClock(job.config.save_seconds), state.pace, job.loader(state.stage)
+    planner = Planner(job, state)
     if state.is_unscored:
-        yield from _score_epoch(job, state, signals, (state.step - 1) // job.steps_per_epoch)
+        yield from _score_epoch(job, state, signals, (state.step - 1) // loader.batches_per_epoch)
         yield clock.save(job, state)
-    while state.step < job.steps and not _should_stop(job, state) and not signals:
-        epoch, number = divmod(state.step, job.steps_per_epoch)
-        for batch in job.train.epoch(epoch, start=number):
-            factor = lr_factor(job.config.optim, state.step, job.steps, job.warmup_steps)
+    while state.step < pace.end and not _should_stop(job, state) and not signals:
+        epoch, number = divmod(state.step - pace.first, loader.batches_per_epoch)
+        for batch in loader.epoch(epoch, start=number):
+            factor = job.lr_factor(state)
             loss = _step(job, state, batch, factor)
             state.seconds = seconds_before + time.perf_counter() - started
             speed = (state.step - first_step) / (state.seconds - seconds_before)
-            lr = job.config.optim.lr * factor
-            if state.step % max(1, job.steps // CURVE_POINTS) == 0:
-                job.run.add_row(job.run.losses, {"step": state.step, "loss": f"{loss:.6f}", "lr": f"{lr:.6g}"})
-            yield Stepped(
-                step=state.step,
-                steps=job.steps,
-                epoch=epoch,
-                loss=loss,
-                lr=lr,
-                images_per_second=speed * job.train.batch_size,
-                seconds_left=(job.steps - state.step) / speed,
-            )
-            if state.step >= job.steps or state.step % job.steps_per_epoch == 0:
+            yield from _log_step(job, state, loss, factor, epoch, speed)
+            replanned = planner.replan(state)
+            if replanned is not None:
+                yield replanned
+            if state.step >= pace.end or (state.step - pace.first) % loader.batches_per_epoch == 0:
                 break  # the end of an epoch is saved after its scores
-            if signals or clock.is_due():
+            if signals or clock.is_due() or replanned is not None:
                 yield clock.save(job, state)
             if signals:
                 return
-        is_scored = job.is_scored(epoch, state.step)
+        is_scored = state.stage == "train" and job.is_scored(epoch, state.step, pace.end)
         if is_scored:
             yield from _score_epoch(job, state, signals, epoch)
+        planner.pause()
         state.seconds = seconds_before + time.perf_counter() - started
         is_kept = job.config.keep == "best" and is_scored
         if is_kept or signals or clock.is_due(at_epoch_end=True):
             yield clock.save(job, state)
 
 
+def _log_step(job: Job, state: TrainState, loss: float, factor: float, epoch: int, speed: float) -> Iterator[Event]:
+    lr, end = job.config.optim.lr * factor, state.pace.end
+    if state.step % max(1, end // CURVE_POINTS) == 0:
+        job.run.add_row(job.run.losses, {"step": state.step, "loss": f"{loss:.6f}", "lr": f"{lr:.6g}"})
+    yield Stepped(
+        step=state.step,
+        steps=end,
+        epoch=epoch,
+        loss=loss,
+        lr=lr,
+        images_per_second=speed * job.loader(state.stage).batch_size,
+        seconds_left=(end - state.step) / speed,
+    )
+
+
 def _step(job: Job, state: TrainState, batch: Batch, factor: float) -> float:
     """Train on one batch and return its loss."""
-    images = job.splits.train
+    images = job.loader(state.stage).images.items
     state.unreadable.add_batch(batch, images, job.run, job.config.max_bad_fraction)
     try:
         loss = job.learner.train_step(batch, state, factor)
@@ -171,8 +204,8 @@ def _step(job: Job, state: TrainState, batch: Batch, factor: float) -> float:
 
 def _should_stop(job: Job, state: TrainState) -> bool:
     """Return whether to stop early, which only new scores can bring about."""
-    epoch, rest = divmod(state.step, job.steps_per_epoch)
-    is_scored = not rest and job.is_scored(epoch - 1, state.step)
+    epoch, rest = divmod(state.step, job.train.batches_per_epoch)
+    is_scored = state.stage == "train" and not rest and job.is_scored(epoch - 1, state.step, state.pace.end)
     return is_scored and state.best.should_stop(epoch - 1, patience=job.config.patience)
 
 
@@ -222,7 +255,7 @@ def _update_best(job: Job, state: TrainState, scores: Scores, epoch: int) -> boo
     if job.config.keep == "best":
         return state.best.update(scores, step=state.step, epoch=epoch)
     state.best = BestEpoch(top1=scores.top1, loss=scores.loss, step=state.step, epoch=epoch)
-    return state.step >= job.steps
+    return state.step >= state.pace.end
 
 
 def _warn_unreadable(job: Job, state: TrainState) -> Iterator[Event]:
@@ -230,11 +263,44 @@ def _warn_unreadable(job: Job, state: TrainState) -> Iterator[Event]:
         yield Warned(message=message)
 
 
+# ---- the end ----
+
+
+def _select(job: Job, state: TrainState, signals: list[int]) -> Iterator[Event]:
+    """Make the best of the trained models and the linear probe the model of the run, and plan its refit."""
+    models = candidate_models(job, state)
+    winner = yield from _until_signal(compare_models(job, state, models), signals)
+    if winner is None:
+        yield _save(job, state)
+        return
+    steps = adopt_model(job, state, winner, models[winner])
+    state.stage = "refit" if steps else "done"
+    state.pace = Pace.start(state.step, steps)
+    yield _save(job, state)
+
+
+def _end_refit(job: Job, state: TrainState, signals: list[int]) -> Iterator[Event]:
+    """Keep the refitted model, unless it is worse on the very images that it was refitted to."""
+    with job.learner.averaged():
+        model = job.learner.model
+        measured = yield from _until_signal(job.learner.task.measure(model, job.validation, "validation"), signals)
+        if measured is None:
+            yield _save(job, state)
+            return
+        before = max(candidate["top1"] for candidate in state.tuned if candidate["chosen"])
+        if measured.scores.top1 >= before:
+            job.save_model()
+        else:
+            yield Warned(message="The refit made the model worse, so the model before it is kept.")
+    state.stage = "done"
+    yield _save(job, state)
+
+
 def _finish(job: Job, state: TrainState, signals: list[int]) -> Iterator[Event]:
-    """Measure the best model on the test split and write everything down."""
+    """Measure the final model on the test split and write everything down."""
     tensors = job.learner.tensors()  # for a signal while the best model, which may replace them, is measured
     model = job.load_model() if state.best.is_set else job.learner.model
-    measured = yield from _until_signal(job.learner.task.measure(model, job.test, "test"), signals)
+    measured = yield from _until_signal(job.learner.task.measure(model, job.timely_test(), "test"), signals)
     if measured is None:
         yield _save(job, state, tensors)
         return
@@ -242,7 +308,7 @@ def _finish(job: Job, state: TrainState, signals: list[int]) -> Iterator[Event]:
     yield from _warn_unreadable(job, state)
     job.run.plots.mkdir(exist_ok=True)
     job.learner.task.draw(model, job.run, measured.report, job.splits.test)
-    candidates = list_candidates(job, state)
-    yield from candidates[len(job.candidates) :]
-    write_report(job, state, measured.report, candidates)
+    write_report(job, state, measured.report, list_candidates(job, state))
+    if job.tokens is not None:
+        job.tokens.remove()
     yield Finished(folder=job.run.folder, test=measured.report, best_step=state.best.step, train_seconds=state.seconds)

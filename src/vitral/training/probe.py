@@ -1,18 +1,19 @@
 """The linear probe that every fine-tuning starts from: the best linear classifier of the checkpoint's features."""
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from pathlib import Path
+from typing import NamedTuple, TypeVar, cast
 
 import torch
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
-from vitral.data.dataset import DatasetIndex, Item, class_counts
+from vitral.data.dataset import Item
 from vitral.data.scan import Progress
-from vitral.data.splits import Splits
 from vitral.evaluation.feature_cache import cache_key, keep_features, model_digest, read_features
-from vitral.evaluation.linear_probe import LinearProbe, choose_folds, fit_probe
+from vitral.evaluation.linear_probe import LinearProbe, choose_folds, fit_probe, refit_probe
 from vitral.evaluation.metrics import Scores, score, wilson
 from vitral.inference.loaded_model import Images, LoadedModel
 from vitral.inference.pipeline import ModelOutputs, make_loader, run_model
@@ -21,64 +22,115 @@ from vitral.model.network import Network, build
 from vitral.training.config import ResolvedConfig
 from vitral.training.events import Candidate, Event, Measuring
 from vitral.training.mixing import balanced_weights
+from vitral.training.tokens import TokenPlan, TokenSet
+from vitral.training.tokens import compute_tokens as tokens_of
+from vitral.weights.formats.safetensors import write_safetensors
 
+Result = TypeVar("Result")
 POOLS = {"token": "class token", "mean": "mean of patches", "token+mean": "class token and mean"}
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ProbedNetwork:
-    """A network whose head is a linear probe."""
+class Head(NamedTuple):
+    """The parameters of a linear classifier."""
 
-    network: Network
+    weight: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Probe:
+    """A linear probe as the head of a network."""
+
+    head: Head
+    """Fitted to the training images."""
+    final_head: Head
+    """Fitted to the validation images as well, if they were taken from the training images."""
+    pool: str
     scores: Scores
     """On images that the probe was not fitted to: the validation split, or out of fold."""
     candidates: tuple[Candidate, ...]
     """One per kind of pooling that was tried, and the best of them on the validation split."""
 
+    def save(self, path: Path) -> None:
+        """Write both heads, which a resumed run needs."""
+        heads = {"head": self.head, "final_head": self.final_head}
+        parts = {f"{name}.{part}": getattr(head, part) for name, head in heads.items() for part in Head._fields}
+        write_safetensors(path, {name: tensor.clone().contiguous() for name, tensor in parts.items()}, {})
 
-def fit_head(
-    model: LoadedModel, config: ResolvedConfig, dataset: DatasetIndex, splits: Splits
-) -> Generator[Event, None, ProbedNetwork]:
-    """Fit a probe to each kind of pooled features, and return the network with the best one as its head.
 
-    The probe is fitted to the training images. With tune.what=probe it is the final model and therefore also fitted to
-    the validation images, if they were taken from the training images.
-    """
-    start = time.perf_counter()
-    pools = choose_pools(model.model, config)
-    model = replace(model, model=with_pool(model.model, list(pools)[-1]))
-    train, validation = splits.train, splits.validation
-    if config.tune.what == "probe" and splits.is_validation_carved:
-        train, validation = (*train, *validation), ()
-    elif validation is train:
-        validation = ()
-    views, held_out = yield from _compute_features(model, train, validation, mirrored=config.augment.flip > 0)
-    feature_seconds = time.perf_counter() - start
-    labels, classes = views[0].labels, len(dataset.classes)
+def load_heads(path: Path) -> tuple[Head, Head]:
+    """Return the head of the probe and its final head, as `Probe.save` wrote them."""
+    tensors = load_file(path)
+    head, final_head = (Head(tensors[f"{name}.weight"], tensors[f"{name}.bias"]) for name in ("head", "final_head"))
+    return head, final_head
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ProbeFeatures:
+    """The inputs of the head for the training images, in several views, and for the validation images."""
+
+    train: Sequence[Tensor]
+    """(N, D) per view."""
+    labels: Tensor
+    validation: Sequence[Tensor]
+    """(N, D) per view; one view unless a head is fitted to them; none without validation images."""
+    validation_labels: Tensor
+    seconds: float
+
+    @property
+    def passes(self) -> int:
+        """Return how many images were computed, each view counted."""
+        return sum(map(len, self.train)) + sum(map(len, self.validation))
+
+
+def fit_probes(
+    features: ProbeFeatures, config: ResolvedConfig, *, classes: int, pools: Mapping[str, slice], can_refit: bool
+) -> Generator[Event, None, Probe]:
+    """Fit a probe to each kind of pooled features and return the best by cross-validated loss."""
+    labels = features.labels
     folds = choose_folds(labels, seed=config.seed)
-    is_balanced = config.loss.class_weights == "balanced"
-    weights = balanced_weights(class_counts(train, classes)) if is_balanced else None
+    weights = _class_weights(labels, config, classes)
     probes: dict[str, LinearProbe] = {}
     scores: dict[str, Scores] = {}
     candidates: list[Candidate] = []
     for pool, columns in pools.items():
         start = time.perf_counter()
-        first, *others = (view.outputs[:, columns] for view in views)
+        first, *others = (view[:, columns] for view in features.train)
         probe = fit_probe(first, labels, classes=classes, folds=folds, extra_views=others, class_weights=weights)
         probes[pool], scores[pool] = probe, score(probe.out_of_fold, labels)
         name, evidence = f"probe ({POOLS.get(pool, 'features')})", f"cross-validation on {len(labels):,} images"
-        seconds = feature_seconds + time.perf_counter() - start
+        seconds = features.seconds + time.perf_counter() - start
         candidates.append(describe_candidate(name, scores[pool], evidence, seconds=seconds))
     best = min(scores, key=lambda pool: scores[pool].loss)
-    chosen, index = scores[best], list(pools).index(best)
-    if held_out is not None:
-        chosen, index = score(probes[best](held_out.outputs[:, pools[best]]), held_out.labels), len(candidates)
+    probe, columns = probes[best], pools[best]
+    chosen, index, head = scores[best], list(pools).index(best), Head(probe.weight, probe.bias)
+    final_head = head
+    if features.validation:
+        chosen = score(probe(features.validation[0][:, columns]), features.validation_labels)
+        index = len(candidates)
         evidence = f"{chosen.images:,} validation images"
-        candidates.append(describe_candidate("probe", chosen, evidence, seconds=feature_seconds))
+        candidates.append(describe_candidate("probe", chosen, evidence, seconds=features.seconds))
+        if can_refit:
+            final_head = _fit_to_all(probe, features, config, columns)
     candidates[index] = replace(candidates[index], chosen=True)
     yield from candidates
-    network = with_head(with_pool(model.model, best), probes[best])
-    return ProbedNetwork(network=network, scores=chosen, candidates=tuple(candidates))
+    return Probe(head=head, final_head=final_head, pool=best, scores=chosen, candidates=tuple(candidates))
+
+
+def _fit_to_all(probe: LinearProbe, features: ProbeFeatures, config: ResolvedConfig, columns: slice) -> Head:
+    """Fit the probe to training and validation images together."""
+    labels = torch.cat([features.labels, features.validation_labels])
+    views = [torch.cat(pair)[:, columns] for pair in zip(features.train, features.validation, strict=True)]
+    weights = _class_weights(labels, config, len(probe.bias))
+    fitted = refit_probe(probe, views[0], labels, extra_views=views[1:], class_weights=weights)
+    return Head(fitted.weight, fitted.bias)
+
+
+def _class_weights(labels: Tensor, config: ResolvedConfig, classes: int) -> Tensor | None:
+    if config.loss.class_weights != "balanced":
+        return None
+    counts = labels.bincount(minlength=classes) if labels.ndim == 1 else labels.sum(0)
+    return balanced_weights([int(count) for count in counts])
 
 
 def choose_pools(network: Network, config: ResolvedConfig) -> dict[str, slice]:
@@ -104,11 +156,10 @@ def with_pool(network: Network, pool: str) -> Network:
 
 
 @torch.no_grad()
-def with_head(network: Network, probe: LinearProbe) -> Network:
-    """Return the network with the weights of the probe in its head."""
-    weight, bias = network.head.parameters()
-    weight.copy_(probe.weight)
-    bias.copy_(probe.bias)
+def with_head(network: Network, head: Head) -> Network:
+    """Return the network with these weights in its head."""
+    for parameter, value in zip(network.head.parameters(), head, strict=True):
+        parameter.copy_(value)
     return network
 
 
@@ -128,19 +179,49 @@ def describe_candidate(name: str, scores: Scores, evidence: str, *, seconds: flo
 # ---- features ----
 
 
-def _compute_features(
-    model: LoadedModel, train: Sequence[Item], validation: Sequence[Item], *, mirrored: bool
-) -> Generator[Event, None, tuple[list[ModelOutputs], ModelOutputs | None]]:
-    """Return the features of the training images, also of mirrored ones, and those of the validation images."""
-    views = [(train, False), (train, True)] if mirrored else [(train, False)]
-    passes = [*views, *([(validation, False)] if validation else [])]
+def compute_features(
+    model: LoadedModel, train: Sequence[Item], validation: Sequence[Item], *, mirrored: bool, all_views: bool
+) -> Generator[Event, None, ProbeFeatures]:
+    """Return the features of the training images, also of mirrored ones, and those of the validation images.
+
+    With `all_views` the validation images are mirrored as well.
+    """
+    start = time.perf_counter()
+    flips = (False, True) if mirrored else (False,)
+    passes = [(train, flip) for flip in flips]
+    passes += [(validation, flip) for flip in (flips if all_views else (False,)) if validation]
     total, done = sum(len(items) for items, _ in passes), 0
-    features: list[ModelOutputs] = []
+    computed: list[ModelOutputs] = []
     for items, is_mirrored in passes:
         progress = _features_of(model, items, mirrored=is_mirrored)
-        features.append((yield from measuring(progress, "features", before=done, total=total)))
+        computed.append((yield from measuring(progress, "features", before=done, total=total)))
         done += len(items)
-    return features[: len(views)], features[-1] if validation else None
+    views, held_out = computed[: len(flips)], computed[len(flips) :]
+    return ProbeFeatures(
+        train=[view.outputs for view in views],
+        labels=views[0].labels,
+        validation=[view.outputs for view in held_out],
+        validation_labels=held_out[0].labels if held_out else views[0].labels[:0],
+        seconds=time.perf_counter() - start,
+    )
+
+
+def compute_tokens(
+    model: LoadedModel, train: Sequence[Item], validation: Sequence[Item], plan: TokenPlan
+) -> Generator[Event, None, tuple[TokenSet, ProbeFeatures]]:
+    """Return the same features together with the tokens that they are computed from."""
+    start = time.perf_counter()
+    computing = tokens_of(model, (*train, *validation), plan)
+    tokens, views = yield from measuring(computing, "features")
+    trained = tokens.rows_before(len(train))
+    features = ProbeFeatures(
+        train=[view[:trained] for view in views],
+        labels=tokens.labels[:trained],
+        validation=[part for view in views if len(part := view[trained:])],
+        validation_labels=tokens.labels[trained:],
+        seconds=time.perf_counter() - start,
+    )
+    return tokens, features
 
 
 def _features_of(
@@ -164,8 +245,8 @@ def _mirror(images: Images) -> Images:
 
 
 def measuring(
-    progress: Generator[Progress, None, ModelOutputs], what: str, *, before: int = 0, total: int | None = None
-) -> Generator[Event, None, ModelOutputs]:
+    progress: Generator[Progress, None, Result], what: str, *, before: int = 0, total: int | None = None
+) -> Generator[Event, None, Result]:
     """Re-emit loader progress as Measuring events; `before` images of `total` are done already."""
     while True:
         try:

@@ -10,11 +10,9 @@ import torch
 from vitral import __version__
 from vitral.data.contact_sheet import contact_sheet
 from vitral.data.dataset import class_counts
-from vitral.evaluation.metrics import Scores
 from vitral.runs import quote
 from vitral.training.events import Candidate
 from vitral.training.job import Job
-from vitral.training.probe import describe_candidate
 from vitral.training.state import TrainState
 
 SPLITS = ("train", "validation", "test")
@@ -75,16 +73,10 @@ def write_report(job: Job, state: TrainState, test: dict[str, Any], candidates: 
 
 def list_candidates(job: Job, state: TrainState) -> tuple[Candidate, ...]:
     """Return everything that was tried, with the model that was kept marked as chosen."""
-    rows = job.run.read_rows(job.run.metrics)
-    if not job.candidates or not rows:
-        return job.candidates
-    is_kept, images = state.best.step > 0, len(job.validation.images)
-    kept = [row for row in rows if int(row["step"]) == state.best.step]
-    best = kept[-1] if kept else max(rows, key=lambda row: float(row["top1"]))
-    scores = Scores(top1=float(best["top1"]), top5=float(best["top5"]), loss=float(best["loss"]), images=images)
-    evidence = f"{images:,} validation images"
-    tuned = describe_candidate(job.config.tune.what, scores, evidence, seconds=state.seconds, chosen=is_kept)
-    return (*(replace(candidate, chosen=candidate.chosen and not is_kept) for candidate in job.candidates), tuned)
+    tuned = tuple(Candidate(**candidate) for candidate in state.tuned)
+    if not any(candidate.chosen for candidate in tuned):
+        return (*job.candidates, *tuned)
+    return (*(replace(candidate, chosen=False) for candidate in job.candidates), *tuned)
 
 
 def _describe_data(job: Job) -> dict[str, Any]:

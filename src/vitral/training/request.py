@@ -70,6 +70,8 @@ def collect_settings(
             content = {name: value for name, value in content.items() if not name.startswith(("network.", "drop"))}
         elif (model := settings.get("model") or in_file.get("model")) and _is_bit(str(model)):
             content = {name: value for name, value in content.items() if not _is_vit_field(name)}
+        if (settings.get("objective") or in_file.get("objective")) == "masked-patches":  # it has a loss of its own
+            content = {name: value for name, value in content.items() if not name.startswith("loss.")}
         collected = add_layer(collected, content, f"the recipe {recipe}")
     collected = add_layer(collected, in_file, f"--config {config}")
     collected = add_layer(collected, {**settings, "data": location}, origin)

@@ -1,30 +1,43 @@
-"""The learning rate at every step, and how many steps fit into a time budget."""
+"""The learning rate at every step, and the steps of a stage."""
 
+from dataclasses import dataclass
 from math import cos, pi, sqrt
 
 from vitral.training.config import ResolvedOptim
 
-BUDGET_FOR_TRAINING = 0.85
-"""Fraction of a time budget to plan with; start-up and the report take the rest."""
+
+@dataclass(kw_only=True, slots=True)
+class Pace:
+    """The steps of a stage of training. A time budget may move the last one; the learning rate still reaches its
+    end."""
+
+    first: int = 0
+    """The step that the stage starts with."""
+    planned: int = 0
+    """Number of steps that the learning-rate schedule was made for."""
+    end: int = 0
+    """The step after the last one."""
+    moved_at: int = 0
+    """The step at which the end was moved last."""
+    position: float = 0.0
+    """Where that step lies in the schedule, in planned steps."""
+
+    @classmethod
+    def start(cls, first: int, steps: int) -> "Pace":
+        return cls(first=first, planned=steps, end=first + steps, moved_at=first)
+
+    def position_at(self, step: int) -> float:
+        """Return where a step lies in the schedule, in planned steps."""
+        if self.moved_at == self.first:
+            return step - self.first
+        return self.position + (self.planned - self.position) * (step - self.moved_at) / (self.end - self.moved_at)
+
+    def move_end(self, step: int, end: int) -> None:
+        """Let the stage end earlier or later from this step on."""
+        self.position, self.moved_at, self.end = self.position_at(step), step, max(end, step + 1)
 
 
-BUDGET_FOR_FEATURES = 0.75
-"""Largest fraction of a time budget for the forward passes of the linear probe and of the test."""
-MIN_SIDE = 112
-"""Images are not made smaller than this side in pixels to fit a time budget."""
-MIN_STEPS = 30
-"""Fewer steps than this after a linear probe are not worth starting."""
-
-
-def affordable_side(side: int, step: int, *, seconds_per_image: float, images: int, budget: float) -> int:
-    """Return the largest side, at most `side` and a multiple of `step`, at which forward passes fit the budget."""
-    while images * seconds_per_image > BUDGET_FOR_FEATURES * budget and side - step >= MIN_SIDE:
-        seconds_per_image *= ((side - step) / side) ** 2
-        side -= step
-    return side
-
-
-def lr_factor(optim: ResolvedOptim, step: int, steps: int, warmup_steps: int) -> float:
+def lr_factor(optim: ResolvedOptim, step: float, steps: int, warmup_steps: int) -> float:
     """Return the factor of the peak learning rate at a step, the first being 0, as in the paper's code."""
     if step < warmup_steps:
         return step / warmup_steps
@@ -41,13 +54,3 @@ def lr_factor(optim: ResolvedOptim, step: int, steps: int, warmup_steps: int) ->
             return 0.1 ** sum(step >= fraction * steps for fraction in optim.stairs)
         case "constant":
             return 1.0
-
-
-def steps_within(
-    budget: float, seconds_per_step: float, *, batch_size: int, steps_per_epoch: int, validation: int, test: int
-) -> int:
-    """Return how many steps fit into `budget` seconds, with validation after each epoch and the test at the end."""
-    seconds_per_image = seconds_per_step / 3 / batch_size  # a forward pass takes a third of a training step
-    epoch_seconds = steps_per_epoch * seconds_per_step + validation * seconds_per_image
-    training_seconds = BUDGET_FOR_TRAINING * budget - test * seconds_per_image
-    return max(1, round(training_seconds / epoch_seconds * steps_per_epoch))

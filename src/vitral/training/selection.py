@@ -1,9 +1,14 @@
-"""Decide which epoch's model to keep, from its validation scores."""
+"""Decide which epoch's model to keep, and which of several models, from their validation scores."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan, sqrt
 
-from vitral.evaluation.metrics import Scores
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitral.evaluation.metrics import Scores, compare
+from vitral.inference.pipeline import ModelOutputs
 
 MIN_RELATIVE_IMPROVEMENT = 1e-4
 """A smaller drop of the validation loss does not count as progress."""
@@ -44,3 +49,32 @@ class BestEpoch:
     def should_stop(self, epoch: int, *, patience: int) -> bool:
         """Return whether no epoch has improved on the best one for `patience` epochs."""
         return bool(patience) and self.is_set and epoch - self.epoch >= patience
+
+
+def choose_model(outputs: Sequence[ModelOutputs]) -> tuple[int, str]:
+    """Return the index of the best of several models on the same images, and the reason.
+
+    The first is the simplest. Another replaces it if it classifies more images correctly, or as many at a loss that is
+    lower by more than one standard error of the paired difference.
+    """
+    best = 0
+    for index in range(1, len(outputs)):
+        difference = compare(outputs[best].correct, outputs[index].correct)
+        gaps = image_losses(outputs[best]) - image_losses(outputs[index])
+        standard_error = gaps.std().item() / sqrt(len(gaps)) if len(gaps) > 1 else 0.0
+        is_tied = difference.only_first == difference.only_second
+        if difference.difference > 0 or (is_tied and gaps.mean().item() > standard_error):
+            best = index
+    if not best:
+        return 0, "no other model classifies more of the validation images correctly"
+    difference = compare(outputs[0].correct, outputs[best].correct)
+    gained, lost, images = difference.only_second, difference.only_first, len(outputs[0].labels)
+    return best, f"it gains {gained} of {images:,} validation images on the linear probe and loses {lost}"
+
+
+def image_losses(outputs: ModelOutputs) -> Tensor:
+    """Return (N,) losses, one per image."""
+    logits, labels = outputs.outputs.double(), outputs.labels
+    if labels.ndim == 1:
+        return F.cross_entropy(logits, labels, reduction="none")
+    return F.binary_cross_entropy_with_logits(logits, labels.double(), reduction="none").sum(1)

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from vitral.errors import MAX_NUMBER, ConfigError, DataError, VitralError
 from vitral.files import flush_to_disk, sha256_of
+from vitral.training.schedule import Pace
 from vitral.training.selection import BestEpoch
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from vitral.runs import Run
 
 STATES_KEPT = 2
+Stage = Literal["train", "refit", "done"]
+"""train: on the training images; refit: also on the validation images; done: the final model is written."""
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 
 
@@ -89,6 +92,10 @@ class TrainState:
     """Factor that keeps gradients within the range of float16."""
     steps_in_range: int = 0
     """Steps since the last overflow of float16."""
+    stage: Stage = "train"
+    pace: Pace = field(default_factory=Pace)
+    tuned: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """The candidates that training added, once they are compared with the linear probe."""
     best: BestEpoch = field(default_factory=BestEpoch)
     unreadable: UnreadableImages = field(default_factory=UnreadableImages)
 
@@ -97,17 +104,21 @@ class TrainState:
         """Return a state that was saved. ValueError if no run can have saved it."""
         values = dict(content)
         best, unreadable = BestEpoch(**values.pop("best")), UnreadableImages(**values.pop("unreadable"))
-        state = cls(best=best, unreadable=unreadable, **values)
+        state = cls(best=best, unreadable=unreadable, pace=Pace(**values.pop("pace", {})), **values)
         _check_values(state)
         return state
 
 
 def _check_values(state: TrainState) -> None:
     best, unreadable = state.best, state.unreadable
+    pace = state.pace
     counts = (state.step, state.loss_steps, state.steps_in_range, best.step, unreadable.training, unreadable.reported)
+    counts += (pace.first, pace.planned, pace.end, pace.moved_at)
     if not all(type(count) is int and 0 <= count < 2**63 for count in counts) or type(best.epoch) is not int:
         raise ValueError("a counter is not a count")
-    amounts = (state.seconds, state.loss_sum, state.loss_scale)
+    if state.stage not in get_args(Stage):
+        raise ValueError(f"{state.stage!r} is not a stage")
+    amounts = (state.seconds, state.loss_sum, state.loss_scale, pace.position)
     if not all(type(amount) in (int, float) and -MAX_NUMBER < amount < MAX_NUMBER for amount in amounts):
         raise ValueError("a number is not finite")
     if not all(type(score) is float for score in (best.top1, best.loss)):  # NaN and infinity are values of their own

@@ -10,7 +10,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from vitral.data.batches import Batch, BatchLoader
+from vitral.data.batches import Batch
 from vitral.devices import keep_freed_memory, release_freed_memory
 from vitral.errors import VitralError
 from vitral.model.network import Network
@@ -18,6 +18,7 @@ from vitral.training.config import ResolvedConfig
 from vitral.training.optimizer import Optimizer
 from vitral.training.state import TrainState
 from vitral.training.tasks import Task
+from vitral.training.tokens import Loader
 from vitral.training.tuning import choose_parameters
 
 INITIAL_LOSS_SCALE, MAX_LOSS_SCALE = 2.0**14, 2.0**16
@@ -95,13 +96,19 @@ class Learner:
             total += loss.item()
         return total
 
-    def time_step(self, loader: BatchLoader, loss_scale: float) -> float:
+    def restart(self, tensors: Mapping[str, Tensor]) -> None:
+        """Continue from other values of some parameters, with a new optimizer and a new average."""
+        self.model.load_state_dict(tensors, strict=False)
+        self.optimizer = Optimizer(self.model, self.config.optim, extra=self.task.extra)
+        self.average = MovingAverage(self.modules, self.config.ema) if self.config.ema else None
+
+    def time_step(self, loader: Loader, loss_scale: float) -> float:
         """Return the seconds of a step: the median of a few that change nothing, after a first one to warm up."""
         state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         times: list[float] = []
         start = time.perf_counter()
         batches = (batch for epoch in count() for batch in loader.epoch(epoch))
-        for batch in islice(batches, 8):  # from batch to batch, so that loading counts
+        for batch in islice(batches, 4):  # from batch to batch, so that loading counts
             self.compute_gradients(batch, 0, loss_scale)
             self.optimizer.zero_grad()
             times.append(time.perf_counter() - start)
@@ -160,11 +167,11 @@ class MovingAverage:
 
 
 @contextmanager
-def swapped_weights(model: nn.Module, values: dict[str, Tensor]) -> Generator[None]:
-    """Use other weights in a model inside the context."""
-    original = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    model.load_state_dict(values)
+def swapped_weights(model: nn.Module, values: Mapping[str, Tensor]) -> Generator[None]:
+    """Use other values of some or all weights in a model inside the context."""
+    original = {name: tensor.detach().clone() for name, tensor in model.state_dict().items() if name in values}
+    model.load_state_dict(values, strict=False)
     try:
         yield
     finally:
-        model.load_state_dict(original)
+        model.load_state_dict(original, strict=False)

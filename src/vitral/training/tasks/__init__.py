@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from vitral.data.batches import Batch, BatchLoader
+from vitral.data.batches import Batch
 from vitral.data.dataset import Item
 from vitral.evaluation.metrics import Scores
 from vitral.model.network import Network
 from vitral.training.events import Event
+from vitral.training.tokens import Loader
 
 if TYPE_CHECKING:
     from vitral.runs import Run
@@ -34,7 +35,7 @@ class PreparedBatch(NamedTuple):
     """A batch on its device."""
 
     images: Any
-    """(B, C, H, W), or a list of (C, H, W) of any sizes."""
+    """(B, C, H, W), a list of (C, H, W) of any sizes, or (B, N, D) tokens."""
     targets: Tensor
     corruption: Corruption | None = None
 
@@ -73,7 +74,7 @@ class Task(Protocol):
         """Return the part's share of the loss of the whole batch."""
         ...
 
-    def measure(self, model: Network, loader: BatchLoader, split: str) -> Generator[Event, None, Measurement]:
+    def measure(self, model: Network, loader: Loader, split: str) -> Generator[Event, None, Measurement]:
         """Run a model over the "validation" or the "test" split."""
         ...
 

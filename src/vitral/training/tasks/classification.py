@@ -4,13 +4,14 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitral.data.augment import random_generator
-from vitral.data.batches import Batch, BatchLoader
+from vitral.data.batches import Batch
 from vitral.data.contact_sheet import thumbnail
 from vitral.data.dataset import DatasetIndex, Item, class_counts
 from vitral.data.decode import BadImageError
@@ -18,8 +19,9 @@ from vitral.data.splits import Splits
 from vitral.evaluation.metrics import score
 from vitral.evaluation.results import summarize
 from vitral.inference.loaded_model import LoadedModel, to_device
-from vitral.inference.pipeline import run_model
+from vitral.inference.pipeline import ModelOutputs, run_model
 from vitral.model.network import Network
+from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
 from vitral.training.config import ResolvedConfig
@@ -27,6 +29,7 @@ from vitral.training.events import Event
 from vitral.training.mixing import balanced_weights, mix_batch, soft_loss, soft_targets
 from vitral.training.probe import measuring
 from vitral.training.tasks import BATCH_SAMPLE, Measurement, PreparedBatch
+from vitral.training.tokens import Loader
 
 
 class Classification:
@@ -39,7 +42,13 @@ class Classification:
         self.test_reason = splits.reasons["test"]
         self.extra = nn.Module()
         self.device = torch.device(config.device)
-        self.network: Callable[..., Tensor] = torch.compile(model) if config.compile else model  # pyright: ignore[reportUnknownMemberType]
+        self.first_block = len(model.blocks) - config.tune.blocks if config.tune.views else 0
+        forward: Callable[..., Tensor] = model
+        if config.tune.views:  # batches are tokens that have passed the blocks before the first one
+            assert isinstance(model, ViT)
+            grid = model.config.grid(*model.config.image_hw)
+            forward = partial(model.forward_from, self.first_block, grid=grid)
+        self.network: Callable[..., Tensor] = torch.compile(forward) if config.compile else forward  # pyright: ignore[reportUnknownMemberType]
         self.class_weights: Tensor | None = None
         if config.loss.class_weights == "balanced":
             counts = class_counts(splits.train, len(dataset.classes))
@@ -47,6 +56,9 @@ class Classification:
 
     def prepare(self, batch: Batch, step: int) -> PreparedBatch:
         targets = soft_targets(batch.labels, len(self.dataset.classes), self.config.loss.smoothing).to(self.device)
+        if self.first_block:
+            assert isinstance(batch.images, Tensor)
+            return PreparedBatch(batch.images.to(self.device), targets)
         images = to_device(batch.images, self.preprocess, self.device)
         if isinstance(images, Tensor):
             random = random_generator(self.config.seed, step, BATCH_SAMPLE)
@@ -60,16 +72,22 @@ class Classification:
         kind = self.config.loss.kind
         return soft_loss(outputs, batch.targets[part], kind, self.class_weights, batch=batch.targets)
 
-    def measure(self, model: Network, loader: BatchLoader, split: str) -> Generator[Event, None, Measurement]:
-        start = time.perf_counter()
-        precision = "float32" if split == "test" else self.config.precision  # the test as `vitral evaluate` runs it
-        loaded = self.load_trained(model, precision)
-        outputs = yield from measuring(run_model(loader, loaded.logits), split)
+    def measure(self, model: Network, loader: Loader, split: str) -> Generator[Event, None, Measurement]:
         if split == "validation":
+            outputs = yield from self.predict(model, loader)
             return Measurement(scores=score(outputs.outputs, outputs.labels), unreadable=outputs.unreadable)
+        start = time.perf_counter()
+        loaded = self.load_trained(model, "float32")  # as `vitral evaluate` runs it
+        outputs = yield from measuring(run_model(loader, loaded.logits), split)
         speed = len(loader.images) / (time.perf_counter() - start)
         evaluation = replace(summarize(outputs, self.dataset.classes), images_per_second=speed, split=self.test_reason)
         return Measurement(scores=evaluation.scores, unreadable=outputs.unreadable, report=evaluation.as_dict())
+
+    def predict(self, model: Network, loader: Loader) -> Generator[Event, None, ModelOutputs]:
+        """Return the logits of the validation images."""
+        loaded = self.load_trained(model, self.config.precision)
+        compute: Any = partial(loaded.logits_from, self.first_block) if self.first_block else loaded.logits
+        return (yield from measuring(run_model(loader, compute), "validation"))
 
     def load_trained(self, model: Network, precision: str) -> LoadedModel:
         """Return the model as it is now, ready to run."""

@@ -31,6 +31,7 @@ from vitral.training.config import Masking, ResolvedConfig
 from vitral.training.events import Event, Measuring
 from vitral.training.tasks import BATCH_SAMPLE, Corruption, Measurement, PreparedBatch
 from vitral.training.tasks.masked_sheet import MAX_ROWS, PatchSheet
+from vitral.training.tokens import Loader
 
 LEVELS = 8
 """Levels per channel: 3 bits."""
@@ -79,7 +80,7 @@ class MaskedPatchPrediction:
     def loss(self, outputs: Tensor, batch: PreparedBatch, part: slice) -> Tensor:
         return self.extra.loss(outputs, batch.targets[part]) * len(outputs) / len(batch)
 
-    def measure(self, model: Network, loader: BatchLoader, split: str) -> Generator[Event, None, Measurement]:
+    def measure(self, model: Network, loader: Loader, split: str) -> Generator[Event, None, Measurement]:
         """Return the loss and the fraction of hidden colors that were predicted, of the same patches every time."""
         losses, correct, images = 0.0, 0, 0
         hidden = torch.zeros(LEVELS**3, dtype=torch.long)  # patches of each color
@@ -103,7 +104,7 @@ class MaskedPatchPrediction:
         return Measurement(scores=scores, unreadable=unreadable, report=report)
 
     @torch.inference_mode()
-    def _run(self, model: Network, loader: BatchLoader) -> Iterator[tuple[Batch, PreparedBatch, Tensor]]:
+    def _run(self, model: Network, loader: Loader) -> Iterator[tuple[Batch, PreparedBatch, Tensor]]:
         assert isinstance(model, ViT)
         model.eval()
         dtype = getattr(torch, self.config.precision)
