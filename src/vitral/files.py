@@ -147,17 +147,6 @@ def try_lock(handle: int) -> bool:
     return True
 
 
-def cache_folder() -> Path:
-    """Return vitral's cache folder: VITRAL_CACHE, or the platform's. RuntimeError for a user without a home."""
-    if folder := os.environ.get("VITRAL_CACHE"):
-        return Path(folder)
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home()) / "vitral"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "vitral"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitral"
-
-
 def as_text(name: str) -> str:
     """Return a name that can be written anywhere: bytes that are not UTF-8 and lone surrogates become escapes."""
     try:
