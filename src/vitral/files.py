@@ -147,6 +147,18 @@ def try_lock(handle: int) -> bool:
     return True
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a file. To find out, this takes the lock for an instant."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not try_lock(handle)
+    finally:
+        os.close(handle)
+
+
 def as_text(name: str) -> str:
     """Return a name that can be written anywhere: bytes that are not UTF-8 and lone surrogates become escapes."""
     try:

@@ -1,4 +1,4 @@
-"""Print the results of `models`, `plan`, `evaluate --suite`, `doctor` and `train --help-all` as tables."""
+"""Print the results of `models`, `plan`, `runs`, `evaluate --suite`, `doctor` and `train --help-all` as tables."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import mean
@@ -6,10 +6,14 @@ from textwrap import indent, wrap
 from typing import TYPE_CHECKING, Any
 
 from vitral.console.output import human_console, print_line, print_table
-from vitral.report.text import format_bytes, format_count, format_duration, format_units
+from vitral.files import printable
+from vitral.report.text import format_bytes, format_count, format_duration, format_percent, format_units
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vitral.planning import Estimate, Plan
+    from vitral.runs import RunSummary
 
 TRAINING_BATCH = 32
 MAX_TEXT_WIDTH = 100
@@ -138,6 +142,33 @@ def _suite_warnings(result: Mapping[str, Any]) -> Iterator[str]:
     if result["changed"]:
         changes = ", ".join(f"{name}={value}" for name, value in result["changed"].items())
         yield f"Differs from the paper's protocol: {changes}"
+
+
+def show_runs(runs: Sequence["RunSummary"], folder: "Path") -> None:
+    """Print one row per run; below it, the command that resumes it or the reason why it is damaged."""
+    if not runs:
+        print_line(f"No runs in {folder}. Start one: vitral train DATA")
+        return
+    rows = [("run", "state", "data", "model", "accuracy", "images", "minutes", "date"), *map(_run_cells, runs)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    layout = "  ".join(f"{{:{'>' if 4 <= column <= 6 else '<'}{width}}}" for column, width in enumerate(widths))
+    for run, cells in zip((None, *runs), rows, strict=True):
+        print_line(layout.format(*cells).rstrip(), "bold" if run is None else None)
+        if run is not None and (note := run.resume or run.problem):
+            print_line(f"    {note}", "yellow")
+
+
+def _run_cells(run: "RunSummary") -> tuple[str, ...]:
+    return (
+        printable(run.folder),
+        run.state,
+        printable(run.data or "-"),
+        printable(run.model or "-"),
+        format_percent(run.top1),
+        "-" if run.images is None else f"{run.images:,}",
+        "-" if run.minutes is None else f"{run.minutes:,.1f}",
+        f"{run.date:%Y-%m-%d %H:%M}",
+    )
 
 
 def show_findings(findings: Mapping[str, Any], *, problems_only: bool) -> None:
