@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TRAINING_BATCH = 32
 MAX_TEXT_WIDTH = 100
+DISK_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def show_models(rows: Sequence[Mapping[str, Any]], shipped: Mapping[str, str], omitted: int = 0) -> None:
@@ -172,12 +173,13 @@ def _run_cells(run: "RunSummary") -> tuple[str, ...]:
 
 
 def show_findings(findings: Mapping[str, Any], *, problems_only: bool) -> None:
-    """Print what `vitral doctor` found: versions, device, extras and problems."""
+    """Print what `vitral doctor` found: versions, device, extras, cache and problems."""
     if not problems_only:
-        nested = ("packages", "problems", "extras")
+        nested = ("packages", "problems", "extras", "cache")
         rows = [(name, _finding(value)) for name, value in findings.items() if name not in nested]
         rows += [(name, version or "missing") for name, version in findings["packages"].items()]
         rows += [(name, _extra(name, extra)) for name, extra in findings["extras"].items()]
+        rows += _cache_rows(findings["cache"])
         width = max(len(name) for name, _ in rows) + 2
         for name, text in rows:
             print_line(f"{name:<{width}}{text}")
@@ -189,6 +191,22 @@ def show_findings(findings: Mapping[str, Any], *, problems_only: bool) -> None:
 
 def _finding(value: object) -> str:
     return f"{value['value']} ({value['reason']})" if isinstance(value, Mapping) else str(value)
+
+
+def _cache_rows(cache: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what is in the cache, what was removed from it, and where downloads are, which vitral never deletes."""
+    kinds, removed = _sizes(cache["kinds"]), cache.get("removed")
+    total, limit = (format_units(cache[name], DISK_UNITS) for name in ("bytes", "limit"))
+    yield "cache", f"{cache['folder'] or 'none (no home folder)'}: {total} of at most {limit} ({kinds})"
+    if removed is not None:
+        yield "removed", _sizes(removed)
+    if cache["downloads"]:
+        yield "downloads", f"{cache['downloads']} (shared with other programs; to delete some, run: hf cache rm)"
+
+
+def _sizes(kinds: Mapping[str, Mapping[str, int]]) -> str:
+    sizes = ((kind, format_units(size["bytes"], DISK_UNITS), size["files"]) for kind, size in kinds.items())
+    return ", ".join(f"{kind} {size} in {format_count(files, 'file')}" for kind, size, files in sizes)
 
 
 def _extra(name: str, extra: Mapping[str, Any]) -> str:
