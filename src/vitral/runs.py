@@ -309,8 +309,10 @@ def _summarize(run: Run) -> RunSummary:
         probes = [float(tried["seconds"]) for tried in candidates or () if str(tried["name"]).startswith("probe")]
         minutes = round((report["train_seconds"] + max(probes, default=0)) / 60, 3)
         return replace(row, state="finished", top1=top1, images=images, minutes=minutes)
-    except (ConfigError, TypeError, ValueError) as error:
+    except ConfigError as error:
         return replace(row, problem=str(error))
+    except (TypeError, ValueError):
+        return replace(row, problem=f"{run.results} is damaged: the seconds of its candidates are not numbers.")
 
 
 def _last_write(run: Run) -> datetime:
