@@ -13,6 +13,7 @@ from tests.cli.typed import Done, typed
 from vitral.cli.main import COMMANDS, app, is_out_of_memory
 from vitral.model.sizes import NAMES
 
+FIXTURES = str(Path(__file__).parents[1] / "fixtures")
 NAMES_OF_COMMANDS = [name for commands in COMMANDS.values() for name in commands]
 
 
@@ -101,7 +102,7 @@ def test_doctor() -> None:
 def test_doctor_shows_and_clears_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITRAL_CACHE", str(tmp_path))
     monkeypatch.setenv("VITRAL_CACHE_LIMIT", "20GB")
-    assert vitral("predict", "vit-cifar10", "missing.png").returncode == 2
+    assert vitral("predict", "vit-cifar10", "missing.png").returncode == 3
     (entry,) = (tmp_path / "verified").iterdir()  # the checksum of the model
     size = {"files": 1, "bytes": entry.stat().st_size}
     cache = json.loads(vitral("doctor", "--format", "json").stdout)["cache"]
@@ -195,7 +196,7 @@ def test_help_and_lists_are_fast(words: list[str]) -> None:
         "from vitral.cli.main import main; main(['--help'])",
         "from vitral.cli.main import main; main(['train', '--help'])",
         "from vitral.cli.main import main; main(['models'])",
-        "from vitral.cli.main import main; main(['runs', 'tests/fixtures'])",
+        f"from vitral.cli.main import main; main(['runs', {FIXTURES!r}])",
     ],
 )
 def test_torch_is_not_imported_before_it_is_needed(statement: str) -> None:
