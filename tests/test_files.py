@@ -10,7 +10,7 @@ import pytest
 from safetensors import SafetensorError
 
 from vitral import DataError, WeightsError
-from vitral.files import as_text, atomic_path, cache_folder, printable, sha256_of, to_json, try_lock, write_json
+from vitral.files import as_text, atomic_path, printable, sha256_of, to_json, try_lock, write_json
 
 
 def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
@@ -74,13 +74,6 @@ def test_second_lock_fails(tmp_path: Path) -> None:
     finally:
         os.close(first)
         os.close(second)
-
-
-def test_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VITRAL_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path
-    monkeypatch.delenv("VITRAL_CACHE")
-    assert cache_folder().name == "vitral"
 
 
 def test_names_become_printable() -> None:

@@ -13,7 +13,8 @@ import pytest
 
 import vitral
 from tests.conftest import small_model
-from vitral.runs import Run, quote
+from vitral.files import try_lock
+from vitral.runs import MAX_DEPTH, Run, list_runs, quote
 from vitral.training.entry import train_events
 from vitral.training.events import Finished, Warned
 from vitral.training.request import read_run_settings
@@ -198,6 +199,106 @@ def test_a_checkpoint_is_loaded(tmp_path: Path) -> None:
     checkpoint = Run(tmp_path).checkpoint()
     assert checkpoint.model.config == model.config
     assert checkpoint.preprocess.size == (16, 16)
+
+
+# ---- lists of runs ----
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Return a folder with a finished run of version 0.1 and, in a folder below, one that was interrupted."""
+    shutil.copytree(FIXTURES / "run-0.1", tmp_path / "finished")
+    shutil.copytree(FIXTURES / "run-0.1", tmp_path / "study" / "it's cut")
+    (tmp_path / "study" / "it's cut" / "report.json").unlink()
+    (tmp_path / "photos").mkdir()
+    for age, path in enumerate(tmp_path.rglob("*")):
+        os.utime(path, (1e9 - age,) * 2)
+    os.utime(tmp_path / "finished" / "report.json", (1e9 + 100,) * 2)
+    return tmp_path
+
+
+def test_runs_are_listed_newest_first(runs: Path) -> None:
+    finished, interrupted = list_runs(runs)
+    assert (finished.folder, finished.state) == (str(runs / "finished"), "finished")
+    assert (finished.data, finished.model, finished.top1, finished.images) == (
+        "builtin:digits",
+        "vit-pico7",
+        0.162,
+        1000,
+    )
+    assert finished.minutes == pytest.approx(Run(runs / "finished").read_report()["train_seconds"] / 60, abs=1e-3)
+    assert finished.date.timestamp() == 1e9 + 100
+    assert finished.resume is finished.problem is None
+    assert interrupted.state == "interrupted"
+    assert interrupted.resume == f"vitral train --resume {quote(interrupted.folder)}"
+    assert (interrupted.data, interrupted.top1, interrupted.minutes) == ("builtin:digits", None, None)
+    os.utime(Path(interrupted.folder) / "config.toml", (2e9,) * 2)
+    assert [run.state for run in list_runs(str(runs))] == ["interrupted", "finished"]
+    (itself,) = list_runs(finished.folder)
+    assert itself == finished
+
+
+def test_a_run_is_running_while_its_lock_is_held(runs: Path) -> None:
+    run = Run(runs / "study" / "it's cut")
+    with run.claim():
+        (row,) = list_runs(runs / "study")
+        assert (row.state, row.resume) == ("running", None)
+    (row,) = list_runs(runs / "study")
+    assert row.state == "interrupted"
+
+
+def test_a_listing_does_not_disturb_a_run_that_starts(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listing takes the lock for an instant, and a run that starts at that instant tries again."""
+    handle = os.open(Run(runs).lock, os.O_RDWR | os.O_CREAT)
+    assert try_lock(handle)
+    monkeypatch.setattr("vitral.runs.sleep", lambda _: os.close(handle))
+    with Run(runs).claim():
+        pass
+
+
+BAD_CANDIDATE = dict(name="probe", top1=0.5, interval=[0, 1], loss=1, evidence="", seconds=[], chosen=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "problem"),
+    [
+        ("config.toml", b"a = = 3", "config.toml is damaged"),
+        ("config.toml", b"title = 'of another program'", "data or model is missing"),
+        ("config.toml", None, "no config.toml"),
+        ("report.json", b"{", "report.json is damaged"),
+        ("report.json", b"{}", "report.json is damaged: test is missing"),
+        ("top1", "much", "top1 or images is missing or invalid"),
+        ("candidates", [BAD_CANDIDATE], "report.json is damaged: the seconds"),
+    ],
+)  # fmt: skip
+def test_a_damaged_run_is_listed_with_the_reason(runs: Path, file: str, content: Any, problem: str) -> None:
+    run = Run(runs / "finished")
+    if "." not in file:
+        report = run.read_report()
+        (report["test"] if file in report["test"] else report)[file] = content
+        run.write_report(report)
+    elif content is None:
+        (run.folder / file).unlink()
+    else:
+        (run.folder / file).write_bytes(content)
+    (row,) = [row for row in list_runs(runs) if row.folder == str(run.folder)]
+    assert row.state == "damaged"
+    assert row.problem
+    assert problem in row.problem
+    assert row.top1 is None
+
+
+def test_runs_are_found_to_some_depth(runs: Path) -> None:
+    deep = runs.joinpath("deep", *map(str, range(MAX_DEPTH - 2)))
+    deep.mkdir(parents=True)
+    (runs / "finished").rename(deep / "run")
+    assert str(deep / "run") in [run.folder for run in list_runs(runs)]
+    (deep / "below").mkdir()
+    (deep / "run").rename(deep / "below" / "run")
+    assert str(deep / "below" / "run") not in [run.folder for run in list_runs(runs)]
+    assert list_runs(runs / "photos") == []
+    with pytest.raises(vitral.ConfigError, match="Folder not found: .*nowhere"):
+        list_runs(runs / "nowhere")
 
 
 # ---- a run of version 0.1 ----

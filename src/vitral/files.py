@@ -147,15 +147,16 @@ def try_lock(handle: int) -> bool:
     return True
 
 
-def cache_folder() -> Path:
-    """Return vitral's cache folder: VITRAL_CACHE, or the platform's. RuntimeError for a user without a home."""
-    if folder := os.environ.get("VITRAL_CACHE"):
-        return Path(folder)
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home()) / "vitral"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "vitral"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitral"
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a file. To find out, this takes the lock for an instant."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not try_lock(handle)
+    finally:
+        os.close(handle)
 
 
 def as_text(name: str) -> str:

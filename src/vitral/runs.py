@@ -10,13 +10,15 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from time import sleep
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitral.errors import ConfigError
-from vitral.files import atomic_path, try_lock, write_json, write_text
+from vitral.files import atomic_path, is_locked, try_lock, write_json, write_text
+from vitral.run_versions import upgrade_config, with_current_names
 
 if TYPE_CHECKING:
     from vitral.weights.checkpoint import Checkpoint
@@ -131,7 +133,7 @@ class Run:
         except OSError as error:
             raise ConfigError(f"Cannot write to {self.folder}: {error.strerror}.") from error
         try:
-            if not try_lock(handle):
+            if not try_lock(handle) and (sleep(0.1) or not try_lock(handle)):  # `vitral runs` holds it for an instant
                 pid = os.read(handle, 20).decode("ascii", "replace").strip() or "unknown"
                 problem = f"Another process (pid {pid}) is training in {self.folder}."
                 raise ConfigError(problem, hint="Wait for it or stop it, or pass another --out.")
@@ -240,36 +242,87 @@ def _step_of(row: Mapping[Any, Any]) -> float:
     return int(row["step"])
 
 
-# ---- files of older versions ----
+# ---- lists of runs ----
 
-_OLD_NAMES = {
-    "held_out": "test",
-    "selection": "validation",
-    "decisions": "choices",
-    "pictures": "images",
-    "train_pictures": "train_images",
-    "bad_pictures": "bad_images",
-    "changes_pictures": "augmented",
-    "commonest": "most_common",
-    "truth": "label",
-    "answer": "prediction",
-    "right": "accuracy",
-}
-"""Names in manifest.json and report.json of version 0.1, at any depth."""
+MAX_DEPTH = 4
+"""How many folders below the given one may lie around a run: studies and suites nest theirs."""
 
 
-def upgrade_config(content: dict[str, Any]) -> dict[str, Any]:
-    """Return settings under their current names and values."""
-    names = {"selection": "val_fraction", "most_bad": "max_bad_fraction"}
-    optim, masking = content.get("optim"), content.get("masking")
-    if isinstance(optim, dict):
-        if optim.get("name") == "adam":
-            optim["name"] = "adamw"
-        if "selection" in content and optim.get("name") != "sgd":
-            optim.pop("momentum", None)  # it had no effect
-    if isinstance(masking, dict) and masking.get("target") == "mean-colour":
-        masking["target"] = "mean-color"
-    return {names.get(name, name): value for name, value in content.items()}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSummary:
+    """A row of `vitral runs`. None stands for what is unknown."""
+
+    folder: str
+    state: Literal["finished", "running", "interrupted", "damaged"]
+    date: datetime
+    """When it finished, or else when it last wrote something, in local time."""
+    data: str | None = None
+    model: str | None = None
+    """The checkpoint that it started from, or the network that it trained from scratch."""
+    top1: float | None = None
+    images: int | None = None
+    """Number of test images."""
+    minutes: float | None = None
+    """Time of the training steps and of the linear probe before them."""
+    resume: str | None = None
+    """The command that continues an interrupted run."""
+    problem: str | None = None
+    """Why the run is damaged."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"date": self.date.isoformat(timespec="seconds")}
+
+
+def list_runs(folder: str | Path) -> list[RunSummary]:
+    """Return the runs in a folder and the folders below it, newest first; the folder may be a run itself."""
+    if not Path(folder).is_dir():
+        raise ConfigError(f"Folder not found: {folder}.", hint="Pass the folder that contains your runs.")
+    return sorted(map(_summarize, _find_runs(Path(folder), MAX_DEPTH)), key=lambda run: run.date, reverse=True)
+
+
+def _find_runs(folder: Path, depth: int) -> Iterator[Run]:
+    run = Run(folder)
+    with suppress(OSError):
+        if run.config.is_file() or (run.manifest.is_file() and (run.results.is_file() or run.model.is_file())):
+            yield run
+            return
+        below = [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)] if depth else []
+        for name in below:
+            yield from _find_runs(folder / name, depth - 1)
+
+
+def _summarize(run: Run) -> RunSummary:
+    """Return the row of a run; a damaged one has the reason instead of its results."""
+    row = RunSummary(folder=str(run.folder), state="damaged", date=_last_write(run))
+    try:
+        config, report = Run.open(run.folder).read_config(), run.read_report()
+        data, model = config.get("data"), config.get("from") or config.get("model")
+        if not isinstance(data, str) or not isinstance(model, str):
+            raise ConfigError(f"{run.config} is damaged: data or model is missing or invalid.")
+        row = replace(row, data=data, model=model)
+        if not report:
+            is_running = is_locked(run.lock)
+            resume = None if is_running else f"vitral train --resume {quote(str(run.folder))}"
+            return replace(row, state="running" if is_running else "interrupted", resume=resume)
+        top1, images, candidates = report["test"].get("top1"), report["test"].get("images"), report.get("candidates")
+        if not _is_optional(_is_a(int, float))(top1) or not _is_a(int)(images):
+            raise ConfigError(f"{run.results} is damaged: top1 or images is missing or invalid.")
+        probes = [float(tried["seconds"]) for tried in candidates or () if str(tried["name"]).startswith("probe")]
+        minutes = round((report["train_seconds"] + max(probes, default=0)) / 60, 3)
+        return replace(row, state="finished", top1=top1, images=images, minutes=minutes)
+    except ConfigError as error:
+        return replace(row, problem=str(error))
+    except (TypeError, ValueError):
+        return replace(row, problem=f"{run.results} is damaged: the seconds of its candidates are not numbers.")
+
+
+def _last_write(run: Run) -> datetime:
+    seconds = [0.0]
+    for path in (run.config, run.manifest, run.metrics, run.log, run.state, run.results):
+        with suppress(OSError):
+            seconds.append(path.stat().st_mtime)
+            seconds = seconds[-1:] if path == run.results else seconds
+    return datetime.fromtimestamp(max(seconds)).astimezone()
 
 
 # ---- checks of what is read back ----
@@ -283,7 +336,7 @@ def _read_json(path: Path, checks: Mapping[str, Check]) -> dict[str, Any]:
         return {}
     hint = "Restore it, or start another run."
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_with_current_names)
+        content = json.loads(path.read_text(encoding="utf-8"), object_hook=with_current_names)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: {error}.", hint=hint) from error
     if not isinstance(content, dict):
@@ -292,10 +345,6 @@ def _read_json(path: Path, checks: Mapping[str, Check]) -> dict[str, Any]:
         if not is_valid(content.get(name)):
             raise ConfigError(f"{path} is damaged: {name} is missing or invalid.", hint=hint)
     return content
-
-
-def _with_current_names(fields: dict[str, Any]) -> dict[str, Any]:
-    return {_OLD_NAMES.get(name, name): value for name, value in fields.items()}
 
 
 def _is_list_of(is_valid: Check) -> Check:

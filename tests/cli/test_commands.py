@@ -13,6 +13,7 @@ from tests.cli.typed import Done, typed
 from vitral.cli.main import COMMANDS, app, is_out_of_memory
 from vitral.model.sizes import NAMES
 
+FIXTURES = str(Path(__file__).parents[1] / "fixtures")
 NAMES_OF_COMMANDS = [name for commands in COMMANDS.values() for name in commands]
 
 
@@ -98,6 +99,26 @@ def test_doctor() -> None:
     assert findings["problems"] == []
 
 
+def test_doctor_shows_and_clears_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITRAL_CACHE", str(tmp_path))
+    monkeypatch.setenv("VITRAL_CACHE_LIMIT", "20GB")
+    assert vitral("predict", "vit-cifar10", "missing.png").returncode == 3
+    (entry,) = (tmp_path / "verified").iterdir()  # the checksum of the model
+    size = {"files": 1, "bytes": entry.stat().st_size}
+    cache = json.loads(vitral("doctor", "--format", "json").stdout)["cache"]
+    assert cache["folder"] == str(tmp_path)
+    assert cache["kinds"]["verified"] == size
+    assert (cache["bytes"], cache["limit"]) == (size["bytes"], 20_000_000_000)
+    assert "removed" not in cache
+    assert f"{tmp_path}: {size['bytes']} B of at most 20.0 GB" in vitral("doctor").stdout
+    assert entry.exists()
+    page = vitral("doctor", "--clear-cache").stdout
+    assert f"verified {size['bytes']} B in 1 file\n" in page
+    assert not entry.exists()
+    cleared = json.loads(vitral("doctor", "--clear-cache", "--format", "json").stdout)["cache"]
+    assert cleared["removed"]["verified"] == cleared["kinds"]["verified"] == {"files": 0, "bytes": 0}
+
+
 # ---- help ----
 
 
@@ -152,8 +173,8 @@ def test_help_and_version() -> None:
     assert spawn().stdout == spawn("--help").stdout == vitral("--help").stdout
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"]])
-def test_help_is_fast(words: list[str]) -> None:
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["runs"]])
+def test_help_and_lists_are_fast(words: list[str]) -> None:
     """Under 0.5 s of processor time, the best of several: other tests share the machine."""
     resource = pytest.importorskip("resource", reason="needs POSIX")
     seconds = []
@@ -175,6 +196,7 @@ def test_help_is_fast(words: list[str]) -> None:
         "from vitral.cli.main import main; main(['--help'])",
         "from vitral.cli.main import main; main(['train', '--help'])",
         "from vitral.cli.main import main; main(['models'])",
+        f"from vitral.cli.main import main; main(['runs', {FIXTURES!r}])",
     ],
 )
 def test_torch_is_not_imported_before_it_is_needed(statement: str) -> None:

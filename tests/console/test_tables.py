@@ -24,6 +24,13 @@ FINDINGS: dict[str, Any] = dict(
     device=dict(value="cpu", reason="no GPU found"),
     packages=dict(torch="2.13.0", numpy=None),
     extras=dict(fast=dict(what="faster JPEG", missing=[]), hub=dict(what="the Hub", missing=["huggingface-hub"])),
+    cache=dict(
+        folder="/home/me/.cache/vitral",
+        bytes=3_000_000,
+        limit=10_000_000_000,
+        kinds=dict(features=dict(files=2, bytes=2_999_000), verified=dict(files=1, bytes=1000)),
+        downloads="/home/me/hub",
+    ),
     problems=["numpy is not installed. Run: pip install numpy"],
 )
 
@@ -88,6 +95,21 @@ def test_doctor_states_versions_extras_and_problems(problems_only: bool, capsys:
 def test_doctor_without_problems(capsys: pytest.CaptureFixture[str]) -> None:
     show_findings(FINDINGS | dict(problems=[]), problems_only=False)
     assert "No problems found." in capsys.readouterr().out
+
+
+def test_doctor_shows_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    show_findings(FINDINGS, problems_only=False)
+    text = capsys.readouterr().out
+    assert "/home/me/.cache/vitral: 3.00 MB of at most 10.0 GB" in text
+    assert "features 3.00 MB in 2 files, verified 1.00 kB in 1 file" in text
+    assert "/home/me/hub (shared with other programs" in text
+    assert "removed" not in text
+    emptied = FINDINGS["cache"] | dict(folder=None, downloads=None, removed=dict(features=dict(files=2, bytes=5000)))
+    show_findings(FINDINGS | dict(cache=emptied), problems_only=False)
+    text = capsys.readouterr().out
+    assert "none (no home folder)" in text
+    assert ["removed", "features", "5.00", "kB", "in", "2", "files"] in map(str.split, text.splitlines())
+    assert "downloads" not in text
 
 
 def test_settings_are_grouped_and_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> None:

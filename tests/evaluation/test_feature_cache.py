@@ -1,19 +1,29 @@
 """Cached features: the same results, read from disk, and never those of other weights or images."""
 
 import os
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import ImageOps
 
 import vitral
 from tests.cli.typed import typed as run
-from tests.data.images import class_folders
+from tests.data.images import class_folders, photo
+from vitral.data.dataset import Item
+from vitral.data.sources import open_dataset
 from vitral.evaluation import feature_cache
 from vitral.evaluation.evaluator import evaluate
+from vitral.evaluation.feature_cache import cached_features
+from vitral.inference.loaded_model import load_model
+from vitral.inference.pipeline import ModelOutputs, make_loader
 
 
 @pytest.fixture
@@ -117,36 +127,15 @@ def test_unreadable_images_are_cached_as_such(cache: Path, data: Path, weights: 
     assert first.unreadable == cached.unreadable == (("test/red/003.png", "empty"),)
 
 
-def test_the_least_recently_used_files_go_first(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, data: Path, weights: Path
-) -> None:
-    evaluate(weights, data, knn=3)
-    first = set(cache.glob("*.npz"))
-    pair = sum(path.stat().st_size for path in first)
-    monkeypatch.setattr(feature_cache, "MAX_BYTES", pair + 100)
-    evaluate(weights, data, knn=3, image_size=35)
-    left = set(cache.glob("*.npz"))
-    assert len(left) == 2
-    assert not left & first
-
-
 def test_features_that_are_too_large_leave_the_others_alone(
     cache: Path, monkeypatch: pytest.MonkeyPatch, data: Path, weights: Path
 ) -> None:
     evaluate(weights, data, knn=3)
     first = set(cache.glob("*.npz"))
-    monkeypatch.setattr(feature_cache, "MAX_BYTES", 3_000)  # smaller than the features of either split
+    assert len(first) == 2
+    monkeypatch.setenv("VITRAL_CACHE_LIMIT", "500")  # smaller than the features of either split
     evaluate(weights, data, knn=3, image_size=35)
     assert set(cache.glob("*.npz")) == first
-
-
-def test_temporary_files_of_killed_processes_are_deleted(cache: Path, data: Path, weights: Path) -> None:
-    cache.mkdir(parents=True)
-    for name, age in ((".old.npz.1.tmp", 2 * 24 * 3600), ("older.part", 3 * 24 * 3600), (".new.npz.1.tmp", 60)):
-        (cache / name).write_bytes(b"half")
-        os.utime(cache / name, (time.time() - age,) * 2)
-    evaluate(weights, data, knn=3)
-    assert [path.name for path in cache.iterdir() if path.suffix != ".npz"] == [".new.npz.1.tmp"]
 
 
 def test_several_shots_on_the_command_line(cache: Path, data: Path, weights: Path) -> None:
@@ -179,3 +168,97 @@ def test_a_cache_that_cannot_be_written_is_not_needed(
 ) -> None:
     monkeypatch.setenv("VITRAL_CACHE", str(weights))  # a file in place of a folder
     assert evaluate(weights, data, knn=3).knn is not None
+
+
+# ---- chunks ----
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_cache, "CHUNK_IMAGES", 8)
+
+
+def features(weights: Path, items: Sequence[Item], batch_size: int = 4, **options: Any) -> ModelOutputs:
+    """Return the features of the images and check that the progress never goes back."""
+    progress, last = cached_features(load_model(weights), items, batch_size=batch_size, **options), 0
+    while True:
+        try:
+            event = next(progress)
+        except StopIteration as end:
+            assert last in (0, len(items))
+            return end.value
+        assert last < event.done <= event.total == len(items)
+        last = event.done
+
+
+def assert_equal(first: ModelOutputs, second: ModelOutputs) -> None:
+    """Compare bit for bit."""
+    for field in ("outputs", "labels", "indices"):
+        assert torch.equal(getattr(first, field), getattr(second, field)), field
+    assert (first.keys, first.unreadable) == (second.keys, second.unreadable)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_only_missing_chunks_are_computed(cache: Path, data: Path, weights: Path, passes: list[int]) -> None:
+    items = (*open_dataset(data).splits["train"], *open_dataset(data).splits["test"])
+    for item in (*items[8:16], items[19]):  # the second chunk has no readable image
+        Path(getattr(item.source, "path")).write_bytes(b"")  # noqa: B009 - other sources have none
+    expected = features(weights, items, cache=False)
+    assert len(expected.unreadable) == 9
+    assert not cache.exists()
+    assert_equal(features(weights, items), expected)
+    assert_equal(features(weights, items), expected)
+    assert len(list(cache.iterdir())) == 5
+    passes.clear()
+    loader = make_loader(load_model(weights), items, batch_size=4)
+    keys = feature_cache._chunk_keys(feature_cache.model_digest(load_model(weights)), loader, mirrored=False)
+    for start in (0, 16, 24):  # a gap of one chunk and one of two
+        (cache / keys[start]).unlink()
+    again = features(weights, items)
+    assert_equal(again, expected)
+    assert again.cached == 16
+    assert sum(passes) == 8 + 7 + 8
+    assert len(list(cache.iterdir())) == 5
+
+
+@pytest.mark.usefixtures("cache", "small_chunks")
+def test_labels_are_those_of_the_dataset_and_not_of_the_cache(data: Path, weights: Path) -> None:
+    items = open_dataset(data).splits["train"]
+    features(weights, items)
+    relabeled = [replace(item, label=1 - int(item.labels[0])) for item in items]
+    again = features(weights, relabeled)
+    assert again.cached == len(items)
+    assert again.labels.tolist() == [item.label for item in relabeled]
+
+
+@pytest.mark.usefixtures("cache")
+def test_mirrored_features_are_those_of_mirrored_images(tmp_path: Path, weights: Path) -> None:
+    for folder, turn in (("plain", lambda image: image), ("mirrored", ImageOps.mirror)):
+        (tmp_path / folder / "a").mkdir(parents=True)
+        for seed in range(5):
+            turn(photo(28, 28, seed)).save(tmp_path / folder / "a" / f"{seed}.png")
+    plain, mirrored = (open_dataset(tmp_path / folder).splits["train"] for folder in ("plain", "mirrored"))
+    expected = features(weights, mirrored)
+    assert torch.equal(features(weights, plain, mirrored=True).outputs, expected.outputs)
+    assert not torch.equal(features(weights, plain).outputs, expected.outputs)
+    assert features(weights, plain, mirrored=True).cached == 5
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs kill -9")
+def test_a_killed_evaluation_continues_bit_for_bit(cache: Path, tmp_path: Path, passes: list[int]) -> None:
+    """Kill a real command after its first chunk; what it kept and what is computed now equal an undisturbed pass."""
+    torch.manual_seed(0)
+    weights = tmp_path / "digits.safetensors"
+    vitral.save(vitral.create("vit-pico7", num_classes=0, depth=1, channels=1, image_size=28), weights)
+    command = [sys.executable, "-m", "vitral", "evaluate", str(weights), "builtin:digits", "--knn", "3"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while not list(cache.glob("*.npz")):
+            assert process.poll() is None
+            time.sleep(0.002)
+        process.kill()
+    kept = 1024 * len(list(cache.glob("*.npz")))
+    items = open_dataset("builtin:digits").splits["train"]
+    resumed, undisturbed = (features(weights, items, batch_size=64, cache=is_cached) for is_cached in (True, False))
+    assert 1024 <= resumed.cached == kept < len(items) == 4000
+    assert sum(passes) == len(items) - kept + len(items)
+    assert_equal(resumed, undisturbed)

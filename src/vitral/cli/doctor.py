@@ -4,29 +4,38 @@ import os
 import platform
 import re
 import sys
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from shutil import which
 from typing import Annotated, Any
 
-from vitral import __version__
-from vitral.cli.parameters import Format, option
+from vitral import __version__, cache
+from vitral.cli.parameters import Format, Switch, option
 from vitral.console.output import show_as
 from vitral.console.tables import show_findings
 
 
-def doctor(*, format: Annotated[Format, option("human, json or quiet (problems only).")] = "human") -> None:
-    """Check the installation: device, versions, and what is missing.
+def doctor(
+    *,
+    clear_cache: Annotated[Switch, option("Delete everything that vitral keeps in its cache.")] = False,
+    format: Annotated[Format, option("human, json or quiet (problems only).")] = "human",
+) -> None:
+    """Check the installation: device, versions, cache, and what is missing.
 
     Exits with code 1 if a required package is missing.
 
     Examples
     --------
     vitral doctor
+    vitral doctor --clear-cache
     vitral doctor --format json
     """
+    removed = {kind: asdict(size) for kind, size in cache.clear().items()} if clear_cache else None
     findings = examine()
+    if removed is not None:
+        findings["cache"]["removed"] = removed
     is_quiet = format == "quiet"
     show = partial(show_findings, findings, problems_only=is_quiet)
     show_as("human" if is_quiet else format, json=findings, human=show)
@@ -56,11 +65,37 @@ def examine() -> dict[str, Any]:
             extra: {"what": what, "missing": [name for name in _required(extra) if not _version(name)]}
             for extra, what in EXTRAS.items()
         },
+        "cache": examine_cache(),
         "problems": problems,
     }
     if packages.get("torch"):
         findings |= _examine_torch()
     return findings
+
+
+def examine_cache() -> dict[str, Any]:
+    """Return the folders of the cache, its size per kind of entry, and its size limit."""
+    try:
+        folder = str(cache.cache_folder())
+    except RuntimeError:  # a user without a home folder
+        folder = None
+    kinds = cache.usage()
+    return {
+        "folder": folder,
+        "bytes": sum(size.bytes for size in kinds.values()),
+        "limit": cache.cache_limit(),
+        "kinds": {kind: asdict(size) for kind, size in kinds.items()},
+        "downloads": _hub_folder(),
+    }
+
+
+def _hub_folder() -> str | None:
+    """Return where huggingface_hub keeps downloads, which other programs share, or None if it is not installed."""
+    try:
+        from huggingface_hub.constants import HF_HUB_CACHE
+    except ImportError:
+        return None
+    return HF_HUB_CACHE
 
 
 def _examine_torch() -> dict[str, Any]:

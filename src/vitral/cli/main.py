@@ -23,6 +23,7 @@ COMMANDS = {
         "data": "DATA [OPTIONS]",
         "plan": "--model MODEL --images N [OPTIONS]",
         "study": "FILE.toml DATA [OPTIONS]",
+        "runs": "[DIR] [OPTIONS]",
     },
     "Use": {
         "predict": "MODEL IMAGES... [OPTIONS]",

@@ -1,4 +1,4 @@
-"""Print the results of `models`, `plan`, `evaluate --suite`, `doctor` and `train --help-all` as tables."""
+"""Print the results of `models`, `plan`, `runs`, `evaluate --suite`, `doctor` and `train --help-all` as tables."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import mean
@@ -6,13 +6,18 @@ from textwrap import indent, wrap
 from typing import TYPE_CHECKING, Any
 
 from vitral.console.output import human_console, print_line, print_table
-from vitral.report.text import format_bytes, format_count, format_duration, format_units
+from vitral.files import printable
+from vitral.report.text import format_bytes, format_count, format_duration, format_percent, format_units
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vitral.planning import Estimate, Plan
+    from vitral.runs import RunSummary
 
 TRAINING_BATCH = 32
 MAX_TEXT_WIDTH = 100
+DISK_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def show_models(rows: Sequence[Mapping[str, Any]], shipped: Mapping[str, str], omitted: int = 0) -> None:
@@ -140,13 +145,41 @@ def _suite_warnings(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"Differs from the paper's protocol: {changes}"
 
 
+def show_runs(runs: Sequence["RunSummary"], folder: "Path") -> None:
+    """Print one row per run; below it, the command that resumes it or the reason why it is damaged."""
+    if not runs:
+        print_line(f"No runs in {folder}. Start one: vitral train DATA")
+        return
+    rows = [("run", "state", "data", "model", "accuracy", "images", "minutes", "date"), *map(_run_cells, runs)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    layout = "  ".join(f"{{:{'>' if 4 <= column <= 6 else '<'}{width}}}" for column, width in enumerate(widths))
+    for run, cells in zip((None, *runs), rows, strict=True):
+        print_line(layout.format(*cells).rstrip(), "bold" if run is None else None)
+        if run is not None and (note := run.resume or run.problem):
+            print_line(f"    {note}", "yellow")
+
+
+def _run_cells(run: "RunSummary") -> tuple[str, ...]:
+    return (
+        printable(run.folder),
+        run.state,
+        printable(run.data or "-"),
+        printable(run.model or "-"),
+        format_percent(run.top1),
+        "-" if run.images is None else f"{run.images:,}",
+        "-" if run.minutes is None else f"{run.minutes:,.1f}",
+        f"{run.date:%Y-%m-%d %H:%M}",
+    )
+
+
 def show_findings(findings: Mapping[str, Any], *, problems_only: bool) -> None:
-    """Print what `vitral doctor` found: versions, device, extras and problems."""
+    """Print what `vitral doctor` found: versions, device, extras, cache and problems."""
     if not problems_only:
-        nested = ("packages", "problems", "extras")
+        nested = ("packages", "problems", "extras", "cache")
         rows = [(name, _finding(value)) for name, value in findings.items() if name not in nested]
         rows += [(name, version or "missing") for name, version in findings["packages"].items()]
         rows += [(name, _extra(name, extra)) for name, extra in findings["extras"].items()]
+        rows += _cache_rows(findings["cache"])
         width = max(len(name) for name, _ in rows) + 2
         for name, text in rows:
             print_line(f"{name:<{width}}{text}")
@@ -158,6 +191,22 @@ def show_findings(findings: Mapping[str, Any], *, problems_only: bool) -> None:
 
 def _finding(value: object) -> str:
     return f"{value['value']} ({value['reason']})" if isinstance(value, Mapping) else str(value)
+
+
+def _cache_rows(cache: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what is in the cache, what was removed from it, and where downloads are, which vitral never deletes."""
+    kinds, removed = _sizes(cache["kinds"]), cache.get("removed")
+    total, limit = (format_units(cache[name], DISK_UNITS) for name in ("bytes", "limit"))
+    yield "cache", f"{cache['folder'] or 'none (no home folder)'}: {total} of at most {limit} ({kinds})"
+    if removed is not None:
+        yield "removed", _sizes(removed)
+    if cache["downloads"]:
+        yield "downloads", f"{cache['downloads']} (shared with other programs; to delete some, run: hf cache rm)"
+
+
+def _sizes(kinds: Mapping[str, Mapping[str, int]]) -> str:
+    sizes = ((kind, format_units(size["bytes"], DISK_UNITS), size["files"]) for kind, size in kinds.items())
+    return ", ".join(f"{kind} {size} in {format_count(files, 'file')}" for kind, size, files in sizes)
 
 
 def _extra(name: str, extra: Mapping[str, Any]) -> str:

@@ -174,10 +174,11 @@ class BatchLoader:
         """Return the items of an epoch in order."""
         return epoch_order(len(self.images), self.images.seed, epoch, shuffle=self.shuffle)
 
-    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch, from batch `start` on."""
+    def epoch(self, epoch: int = 0, start: int = 0, stop: int | None = None) -> Iterator[Batch]:
+        """Yield the batches of an epoch, from batch `start` on, up to batch `stop`."""
         order, size = self.order(epoch), self.batch_size
-        batches = [order[number * size : (number + 1) * size] for number in range(start, self.batches_per_epoch)]
+        numbers = range(self.batches_per_epoch)[start:stop]
+        batches = [order[number * size : (number + 1) * size] for number in numbers]
         jobs: list[list[Job]] = [[(epoch, int(index)) for index in batch[self.rank :: self.world]] for batch in batches]
         if not self.workers:
             yield from (self.collate([self.images[job] for job in batch]) for batch in jobs)

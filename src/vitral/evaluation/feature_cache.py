@@ -1,13 +1,13 @@
-"""Keep computed features on disk, keyed by a SHA-256 over everything they depend on."""
+"""Compute the features of images, and keep them in the cache by a SHA-256 over everything they depend on."""
 
 import hashlib
 import json
 import os
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
+from functools import partial
+from io import BytesIO
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,24 +16,63 @@ import torch
 from torch import Tensor
 
 from vitral import __version__
+from vitral.cache import cache_limit, has_entry, keep_entry, read_entry
+from vitral.data.batches import Batch, BatchLoader, label_tensor
 from vitral.data.dataset import Item
 from vitral.data.decode import fast_jpeg
-from vitral.errors import VitralError
-from vitral.files import atomic_path, cache_folder
-from vitral.inference.pipeline import ModelOutputs
+from vitral.data.scan import Progress
+from vitral.inference.pipeline import ModelOutputs, make_loader, no_readable_image, run_batches
 
 if TYPE_CHECKING:
-    from vitral.inference.loaded_model import LoadedModel
+    from vitral.inference.loaded_model import Images, LoadedModel
 
-MAX_BYTES = 2 * 2**30
-"""Largest size of the cache; the least recently used files go first."""
-MAX_TEMPORARY_SECONDS = 24 * 3600
-"""Temporary files older than this were left behind by a killed process."""
+CHUNK_IMAGES = 1024
+"""About as many images share a file, so that a killed pass over a large dataset loses little."""
 
 
-def features_folder() -> Path:
-    """Return the folder of the cached features. Raise RuntimeError for a user without a home folder."""
-    return cache_folder() / "features"
+def cached_features(
+    model: "LoadedModel",
+    items: Sequence[Item],
+    *,
+    mirrored: bool = False,
+    batch_size: int = 64,
+    workers: int = 0,
+    multi_label: bool = False,
+    cache: bool = True,
+    digest: "hashlib._Hash | None" = None,
+) -> Generator[Progress, None, ModelOutputs]:
+    """Yield progress and return the features of the images; ``mirrored`` flips each image horizontally.
+
+    Features that are in the cache are read from it, the others are computed and kept chunk by chunk. The batches are
+    the same either way, and so are the numbers. Pass the ``digest`` of the model if you have it. ``cache=False`` reads
+    and keeps nothing.
+    """
+    loader = make_loader(model, items, multi_label=multi_label, batch_size=batch_size, workers=workers)
+    starts = range(0, len(items), _chunk_size(batch_size))
+    keys: dict[int, str] = {}
+    if cache:
+        keys = _chunk_keys(model_digest(model) if digest is None else digest, loader, mirrored=mirrored)
+    read = ((start, _read_chunk(key, loader, start)) for start, key in keys.items())
+    chunks = {start: features for start, features in read if features is not None}
+    cached = done = sum(len(_chunk(loader, start)) for start in chunks)
+    batches = _load_missing(loader, [start for start in starts if start not in chunks])
+    for start, group in groupby(batches, key=lambda pair: pair[0]):
+        chunk_batches = (batch for _, batch in group)
+        features = yield from run_batches(chunk_batches, partial(_compute, model, mirrored=mirrored), items, done=done)
+        model.check_finite(features.outputs)
+        done += len(_chunk(loader, start))
+        chunks[start] = features
+        if cache and features.outputs[:1].nbytes * len(items) <= cache_limit():  # else the last displace the first
+            keep_entry("features", keys[start], _to_npz(features, start))
+    return _combine(items, [chunks[start] for start in starts], cached)
+
+
+def has_cached_features(
+    model: "LoadedModel", items: Sequence[Item], *, batch_size: int, digest: "hashlib._Hash"
+) -> bool:
+    """Return whether the cache has the features of all these images."""
+    keys = _chunk_keys(digest, make_loader(model, items, batch_size=batch_size), mirrored=False)
+    return all(has_entry("features", key) for key in keys.values())
 
 
 def model_digest(model: "LoadedModel") -> "hashlib._Hash":
@@ -54,17 +93,37 @@ def weights_digest(tensors: Mapping[str, Tensor]) -> "hashlib._Hash":
     return digest
 
 
-def cache_key(model: "hashlib._Hash", items: Sequence[Item]) -> str:
-    """Return the key of these images for the model with this digest."""
-    digest = model.copy()
-    stamps: dict[str, str] = {}
+def add_items(digest: "hashlib._Hash", items: Sequence[Item], stamps: dict[str, str]) -> None:
+    """Add the images to a digest: their names, and size and time of their files, which `stamps` remembers."""
     for item in items:
         path = getattr(item.source, "path", "")
         if path not in stamps:
             stamps[path] = _file_stamp(path) if path else ""
-        line = f"{item.key}\t{item.label}\t{item.source!r}\t{stamps[path]}\n"
-        digest.update(line.encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
+        digest.update(f"{item.key}\t{item.source!r}\t{stamps[path]}\n".encode("utf-8", "surrogateescape"))
+
+
+# ---- chunks ----
+
+
+def _chunk_size(batch_size: int) -> int:
+    """Return the number of images per chunk: whole batches, so that chunks do not change the batches."""
+    return batch_size * max(1, CHUNK_IMAGES // batch_size)
+
+
+def _chunk(loader: BatchLoader, start: int) -> Sequence[Item]:
+    return loader.images.items[start : start + _chunk_size(loader.batch_size)]
+
+
+def _chunk_keys(digest: "hashlib._Hash", loader: BatchLoader, *, mirrored: bool) -> dict[int, str]:
+    """Return the name in the cache of each chunk, by its first item. Labels are not part of it."""
+    stamps: dict[str, str] = {}
+    keys: dict[int, str] = {}
+    for start in range(0, len(loader.images), _chunk_size(loader.batch_size)):
+        chunk = digest.copy()
+        chunk.update(f"{mirrored} {loader.images.is_cached}\n".encode())  # is_cached: decoded whole, never shrunk
+        add_items(chunk, _chunk(loader, start), stamps)
+        keys[start] = f"{chunk.hexdigest()}.npz"
+    return keys
 
 
 def _file_stamp(path: str) -> str:
@@ -75,59 +134,74 @@ def _file_stamp(path: str) -> str:
         return "missing"
 
 
-def is_cached(key: str) -> bool:
-    """Return whether the cache has features under this key."""
-    with suppress(RuntimeError):
-        return (features_folder() / f"{key}.npz").is_file()
-    return False
+def _load_missing(loader: BatchLoader, missing: Sequence[int]) -> Iterator[tuple[int, Batch]]:
+    """Yield the batches of the missing chunks, each with the first item of its chunk.
+
+    Chunks in a row are loaded in one go, so that worker processes do not wait at the end of each.
+    """
+    size = _chunk_size(loader.batch_size)
+    rows = groupby(enumerate(missing), key=lambda pair: pair[1] - pair[0] * size)
+    for row in ([start for _, start in pairs] for _, pairs in rows):
+        first, stop = row[0] // loader.batch_size, (row[-1] + size) // loader.batch_size
+        for number, batch in enumerate(loader.epoch(start=first, stop=stop), first):
+            yield number * loader.batch_size // size * size, batch
 
 
-def read_features(key: str, items: Sequence[Item]) -> ModelOutputs | None:
-    """Return the cached features of these images, or None if there are none or the file is damaged."""
+def _compute(model: "LoadedModel", images: "Images", *, mirrored: bool) -> Tensor:
+    if mirrored:
+        images = images.flip(-1) if isinstance(images, Tensor) else [image.flip(-1) for image in images]
+    return model.features(images)
+
+
+def _combine(items: Sequence[Item], chunks: Sequence[ModelOutputs], cached: int) -> ModelOutputs:
+    """Return the features of all chunks. Raise DataError if no image is readable."""
+    unreadable = tuple(bad for chunk in chunks for bad in chunk.unreadable)
+    filled = [chunk for chunk in chunks if len(chunk.outputs)]
+    if not filled:
+        raise no_readable_image(items, unreadable)
+    return ModelOutputs(
+        items=items,
+        outputs=torch.cat([chunk.outputs for chunk in filled]),
+        labels=torch.cat([chunk.labels for chunk in filled]),
+        indices=torch.cat([chunk.indices for chunk in filled]),
+        unreadable=unreadable,
+        cached=cached,
+    )
+
+
+# ---- files ----
+
+
+def _read_chunk(key: str, loader: BatchLoader, start: int) -> ModelOutputs | None:
+    """Return the cached features of a chunk, or None if there are none or the file is damaged."""
+    content = read_entry("features", key)
     try:
-        path = features_folder() / f"{key}.npz"
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-            rows, labels, indices = (torch.from_numpy(arrays[name]) for name in ("rows", "labels", "order"))
+        with np.load(BytesIO(content or b""), allow_pickle=False) as arrays:
+            rows, order = (torch.from_numpy(arrays[name]) for name in ("rows", "order"))
             unreadable = tuple((str(name), str(reason)) for name, reason in arrays["unreadable"].reshape(-1, 2))
-        os.utime(path)
     except Exception:  # a damaged cache must never stop an evaluation
         return None
+    items = _chunk(loader, start)
     is_consistent = (  # somebody may have edited the file
-        indices.ndim == 1
-        and ((indices >= 0) & (indices < len(items))).all()
+        order.ndim == 1
+        and ((order >= 0) & (order < len(items))).all()
         and rows.ndim == 2
-        and len(rows) == len(labels) == len(indices) == len(items) - len(unreadable)
+        and len(rows) == len(order) == len(items) - len(unreadable)
         and rows.isfinite().all()
     )
     if not is_consistent:
         return None
-    return ModelOutputs(items=items, outputs=rows, labels=labels, indices=indices, unreadable=unreadable)
+    labels = label_tensor([items[index] for index in order.tolist()], loader.classes, loader.multi_label)
+    everything = loader.images.items
+    return ModelOutputs(items=everything, outputs=rows, labels=labels, indices=order + start, unreadable=unreadable)
 
 
-def keep_features(key: str, features: ModelOutputs) -> None:
-    """Write features to the cache. Do nothing if they are too large or the disk refuses them."""
-    if features.outputs.nbytes > MAX_BYTES:
-        return
-    with suppress(RuntimeError, OSError, VitralError):
-        folder = features_folder()
-        with atomic_path(folder / f"{key}.npz") as temporary, temporary.open("wb") as stream:
-            np.savez(
-                stream,
-                rows=features.outputs.numpy(),
-                labels=features.labels.numpy(),
-                order=features.indices.numpy(),
-                unreadable=np.array(features.unreadable, dtype=np.str_).reshape(-1, 2),
-            )
-        _prune(folder)
-
-
-def _prune(folder: Path) -> None:
-    """Delete the least recently used files beyond the size limit, and old temporary files."""
-    stats = {path: path.stat() for pattern in ("*.npz", ".*.tmp", "*.part") for path in folder.glob(pattern)}
-    total = 0
-    for path in sorted(stats, key=lambda path: stats[path].st_mtime, reverse=True):
-        is_stale = path.suffix != ".npz" and time.time() - stats[path].st_mtime > MAX_TEMPORARY_SECONDS
-        total += stats[path].st_size
-        if is_stale or total > MAX_BYTES:
-            path.unlink(missing_ok=True)
-            total -= stats[path].st_size
+def _to_npz(features: ModelOutputs, start: int) -> bytes:
+    stream = BytesIO()
+    np.savez(
+        stream,
+        rows=features.outputs.numpy(),
+        order=(features.indices - start).numpy(),
+        unreadable=np.array(features.unreadable, dtype=np.str_).reshape(-1, 2),
+    )
+    return stream.getvalue()

@@ -1,7 +1,6 @@
 """Evaluate frozen features without training: the paper's closed-form few-shot regression (section 4.1) and k nearest
 neighbors."""
 
-import hashlib
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
@@ -14,14 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitral.data.dataset import Item
 from vitral.data.scan import Progress
 from vitral.errors import ConfigError, DataError, check_int
-from vitral.evaluation.feature_cache import cache_key, is_cached, keep_features, model_digest, read_features
+from vitral.evaluation.feature_cache import cached_features, has_cached_features, model_digest
 from vitral.evaluation.label_map import match_classes
 from vitral.evaluation.metrics import Scores, score, wilson
 from vitral.evaluation.results import Evaluation
-from vitral.inference.pipeline import ModelOutputs, make_loader, run_model
+from vitral.inference.pipeline import ModelOutputs
 
 if TYPE_CHECKING:
     from vitral.evaluation.evaluation_data import EvaluationData
@@ -47,12 +45,18 @@ def evaluate_features(
     notes = (*model.warnings, *_notes_on_shots(labels, data.dataset.classes, options.shots))
     digest = model_digest(model) if options.cache else None
     wanted = torch.arange(len(labels))
-    if options.knn is None and not (digest and is_cached(cache_key(digest, data.train))):
+    batch_size = options.batch_size
+    is_cached = digest and has_cached_features(model, data.train, batch_size=batch_size, digest=digest)
+    if options.knn is None and not is_cached:
         wanted = torch.cat([choose_shots(labels, max(options.shots), seed) for seed in SEEDS]).unique()
     start = time.perf_counter()
-    train, computed_train = yield from _features(model, [data.train[i] for i in wanted.tolist()], options, digest)
-    test, computed_test = yield from _features(model, data.test, options, digest)
-    seconds, computed = time.perf_counter() - start, computed_train + computed_test
+    compute = partial(
+        cached_features, model, batch_size=batch_size, workers=options.workers, cache=options.cache, digest=digest
+    )
+    train = yield from compute([data.train[i] for i in wanted.tolist()])
+    test = yield from compute(data.test)
+    seconds = time.perf_counter() - start
+    computed = sum(len(split.items) - split.cached for split in (train, test))
     rows = torch.full_like(labels, -1)
     rows[wanted[train.indices]] = torch.arange(len(train.indices))
 
@@ -79,21 +83,6 @@ def _classifier_scores(model: "LoadedModel", test: ModelOutputs, classes: Sequen
     except DataError:
         return Scores(images=len(test.outputs), loss=nan, top1=nan, top5=nan)
     return score(model.classify(test.outputs), torch.tensor(indices)[test.labels])
-
-
-def _features(
-    model: "LoadedModel", items: Sequence[Item], options: "EvaluateOptions", digest: "hashlib._Hash | None"
-) -> Generator[Progress, None, tuple[ModelOutputs, int]]:
-    """Return the features of the images, and how many images were computed rather than read from the cache."""
-    key = None if digest is None else cache_key(digest, items)
-    if key is not None and (cached := read_features(key, items)) is not None:
-        return cached, 0
-    loader = make_loader(model, items, batch_size=options.batch_size, workers=options.workers)
-    features = yield from run_model(loader, model.features)
-    model.check_finite(features.outputs)
-    if key is not None:
-        keep_features(key, features)
-    return features, len(items)
 
 
 def _notes_on_shots(labels: Tensor, classes: Sequence[str], shots: Sequence[int]) -> Iterator[str]:

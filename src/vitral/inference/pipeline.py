@@ -1,6 +1,6 @@
 """Run a model over a split, batch by batch, and collect its outputs."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +14,9 @@ from vitral.errors import DataError
 
 if TYPE_CHECKING:
     from vitral.inference.loaded_model import LoadedModel
+
+Compute = Callable[[Tensor | list[Tensor]], Tensor]
+"""Return one row per image of a batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +33,8 @@ class ModelOutputs:
     """(N,): the index in ``items`` of each row."""
     unreadable: tuple[tuple[str, str], ...]
     """Names of the unreadable images, each with the reason."""
+    cached: int = 0
+    """How many of the items were read from the cache instead of computed."""
 
     @property
     def keys(self) -> list[str]:
@@ -74,21 +79,33 @@ class Loader(Protocol):
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]: ...
 
 
-def run_model(
-    loader: Loader, compute: Callable[[Tensor | list[Tensor]], Tensor]
-) -> Generator[Progress, None, ModelOutputs]:
+def run_model(loader: Loader, compute: Compute) -> Generator[Progress, None, ModelOutputs]:
     """Yield progress and return the outputs of ``compute`` for every batch. Raise DataError if no image is readable."""
-    batches: list[tuple[Tensor, Tensor, Tensor]] = []
+    outputs = yield from run_batches(loader.epoch(), compute, loader.images.items)
+    if not len(outputs.outputs):
+        raise no_readable_image(outputs.items, outputs.unreadable)
+    return outputs
+
+
+def run_batches(
+    batches: Iterable[Batch], compute: Compute, items: Sequence[Item], *, done: int = 0
+) -> Generator[Progress, None, ModelOutputs]:
+    """Yield progress, which starts at ``done``, and return the outputs for these batches of the items."""
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
     bad: list[tuple[int, str]] = []
-    done, total, items = 0, len(loader.images), loader.images.items
-    for batch in loader.epoch():
+    for batch in batches:
         bad += batch.bad
         if len(batch.items):
-            batches.append((compute(batch.images), batch.labels, batch.items))
+            parts.append((compute(batch.images), batch.labels, batch.items))
         done += len(batch.items) + len(batch.bad)
-        yield Progress(done=done, total=total)
-    if not batches:
-        raise DataError(f"None of the {total} images is readable{f': {bad[0][1]}' if bad else ''}.")
-    outputs, labels, indices = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
+        yield Progress(done=done, total=len(items))
+    none = torch.empty(0, dtype=torch.long)
+    outputs, labels, indices = map(torch.cat, zip(*parts, strict=True)) if parts else (torch.empty(0, 0), none, none)
     unreadable = tuple((items[index].key, reason) for index, reason in bad)
     return ModelOutputs(items=items, outputs=outputs, labels=labels, indices=indices, unreadable=unreadable)
+
+
+def no_readable_image(items: Sequence[Item], unreadable: Sequence[tuple[str, str]]) -> DataError:
+    """Return the error of a split without a readable image, with the reason of the first."""
+    reason = f": {unreadable[0][1]}" if unreadable else ""
+    return DataError(f"None of the {len(items)} images is readable{reason}.")

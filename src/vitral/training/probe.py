@@ -12,11 +12,11 @@ from torch import Tensor
 
 from vitral.data.dataset import Item
 from vitral.data.scan import Progress
-from vitral.evaluation.feature_cache import cache_key, keep_features, model_digest, read_features
+from vitral.evaluation.feature_cache import cached_features
 from vitral.evaluation.linear_probe import LinearProbe, choose_folds, fit_probe, refit_probe
 from vitral.evaluation.metrics import Scores, score, wilson
-from vitral.inference.loaded_model import Images, LoadedModel
-from vitral.inference.pipeline import ModelOutputs, make_loader, run_model
+from vitral.inference.loaded_model import LoadedModel
+from vitral.inference.pipeline import ModelOutputs
 from vitral.model.config import Pool, ViTConfig
 from vitral.model.network import Network, build
 from vitral.training.config import ResolvedConfig
@@ -228,20 +228,7 @@ def _features_of(
     model: LoadedModel, items: Sequence[Item], *, mirrored: bool
 ) -> Generator[Progress, None, ModelOutputs]:
     """Return the features of some images, from the cache if they are there."""
-    digest = model_digest(model)
-    digest.update(b"mirrored" if mirrored else b"")
-    key = cache_key(digest, items)
-    if (cached := read_features(key, items)) is not None:
-        return cached
-    loader = make_loader(model, items, multi_label=model.multi_label)
-    features = yield from run_model(loader, lambda images: model.features(_mirror(images) if mirrored else images))
-    model.check_finite(features.outputs)
-    keep_features(key, features)
-    return features
-
-
-def _mirror(images: Images) -> Images:
-    return images.flip(-1) if isinstance(images, Tensor) else [image.flip(-1) for image in images]
+    return (yield from cached_features(model, items, mirrored=mirrored, multi_label=model.multi_label))
 
 
 def measuring(

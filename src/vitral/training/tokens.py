@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitral.cache import cache_folder, cache_limit
 from vitral.data.augment import Augment, random_generator
 from vitral.data.batches import Batch, BatchLoader, ImageDataset, epoch_order, label_tensor
 from vitral.data.dataset import Item
 from vitral.data.scan import Progress
 from vitral.errors import DataError
-from vitral.evaluation.feature_cache import cache_key, weights_digest
-from vitral.files import cache_folder, flush_to_disk, sha256_of, write_json
+from vitral.evaluation.feature_cache import add_items, weights_digest
+from vitral.files import flush_to_disk, sha256_of, write_json
 from vitral.inference.loaded_model import LoadedModel
 from vitral.model.vit import ViT
 
@@ -30,7 +31,6 @@ PLAIN, MIRRORED = 0, 1
 BATCH = 32
 MAX_DISK_FRACTION = 0.5
 """Largest fraction of the free disk space that the tokens of a run may take."""
-MAX_BYTES = 16 * 2**30
 MIN_PATCHES = 64
 """An image keeps at least this many patches in a training step."""
 
@@ -91,7 +91,7 @@ def affordable_views(model: ViT, images: int, views: int) -> int:
     with suppress(OSError, RuntimeError):
         folder = _tokens_folder()
         free = MAX_DISK_FRACTION * shutil.disk_usage(folder).free
-        return min(views, int(min(free, MAX_BYTES) // max(1, token_bytes(model, images, 1))))
+        return min(views, int(min(free, cache_limit()) // max(1, token_bytes(model, images, 1))))
     return 0
 
 
@@ -102,7 +102,7 @@ def compute_tokens(
 
     An image that cannot be read is left out of all views.
     """
-    path = _tokens_folder() / f"{_key(model, items, plan)}.bin"
+    path = _tokens_folder() / f"{_key(model, items, plan)}"
     assert isinstance(model.model, ViT)
     grid = model.model.config.grid(*model.model.config.image_hw)
     total = len(items) + (plan.views - 1) * plan.viewed
@@ -145,7 +145,7 @@ def compute_tokens(
 
 def restore_tokens(model: LoadedModel, items: Sequence[Item], plan: TokenPlan) -> Generator[Progress, None, TokenSet]:
     """Return the tokens of a run that is resumed: from their file if it is intact, or computed again."""
-    path = _tokens_folder() / f"{_key(model, items, plan)}.bin"
+    path = _tokens_folder() / f"{_key(model, items, plan)}"
     assert isinstance(model.model, ViT)
     try:
         facts = json.loads(_facts_path(path).read_text(encoding="utf-8"))
@@ -201,7 +201,8 @@ def _key(model: LoadedModel, items: Sequence[Item], plan: TokenPlan) -> str:
     digest = weights_digest(lower)
     facts = (model.preprocess, model.precision, model.device.type, network.config.image_hw, plan, torch.__version__)
     digest.update(repr(facts).encode())
-    return cache_key(digest, items)
+    add_items(digest, items, {})
+    return digest.hexdigest()
 
 
 def _create(path: Path, shape: tuple[int, ...]) -> Tensor:

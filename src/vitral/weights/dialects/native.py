@@ -7,8 +7,8 @@ does not have to guess.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from vitral import __version__
+from vitral.cache import keep_entry, read_entry
 from vitral.errors import ConfigError, WeightsError, check_field_names, short_repr
-from vitral.files import atomic_path, cache_folder
+from vitral.files import atomic_path
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ConvStem, ResNetStem, Stem, ViTConfig
 from vitral.preprocess import Preprocess
@@ -211,24 +212,22 @@ def verify_file(file: TensorFile, *, once: bool = False) -> None:
     """
     if file.path is None or not recognizes(file):
         return
-    marker = _marker(file.path) if once else None
-    if marker is not None and marker.exists():
+    key = _verified_key(file.path) if once else None
+    if key is not None and read_entry("verified", key) is not None:
         return
     if not has_valid_checksum(file):
         problem = f"{file.path} is damaged or was changed: the SHA-256 of its tensors does not match its metadata."
         raise WeightsError(problem, hint="Copy or download it again.")
-    if marker is not None:
-        with suppress(OSError):  # a cache that cannot be written only costs time
-            marker.parent.mkdir(parents=True, exist_ok=True)
-            marker.touch()
+    if key is not None:
+        keep_entry("verified", key, os.fsencode(file.path))
 
 
-def _marker(path: Path) -> Path | None:
-    """Return the cache entry of a file, or None without a cache folder."""
+def _verified_key(path: Path) -> str | None:
+    """Return the name of a file in the cache, or None if the file is gone."""
     try:
         path = path.resolve()
         status = path.stat()
-        key = hashlib.sha256(f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
-        return cache_folder() / "verified" / key.hexdigest()
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError):  # RuntimeError: a loop of links
         return None
+    text = f"{path}\0{status.st_size}\0{status.st_mtime_ns}"
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
