@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def scan_events(
             header = read_header(content)
             if not headers_only:
                 decode(content, header=header, channels=3 if header.bands == 1 else header.bands)
-            headers.append((item, header))
+            headers.append((item, replace(header, profile=None)))  # profiles of many images would fill the memory
         except BadImageError as error:
             result.unreadable[item.key] = str(error)
         if number % 64 == 0:
