@@ -82,6 +82,8 @@ def _find_problems(data: DatasetIndex, groups: Mapping[str, str]) -> Iterator[st
     for item in train:
         for label in item.labels:
             groups_of.setdefault(label, set()).add(groups[item.key])
-    if single := [data.classes[label] for label, members in sorted(groups_of.items()) if len(members) == 1 and label >= 0]:
+    if single := [
+        data.classes[label] for label, members in sorted(groups_of.items()) if len(members) == 1 and label >= 0
+    ]:
         names = ", ".join(single[:_MAX_NAMES]) + (" and more" if len(single) > _MAX_NAMES else "")
         yield f"Classes with one group, of which no image can be held out: {names}."

@@ -157,7 +157,8 @@ def split_off(
 def merge_groups(*mappings: Mapping[str, str]) -> dict[str, str]:
     """Return the group of each key, where keys belong together if any of the mappings gives them the same group.
 
-    A merged group is named as in the first mapping that names it, by the smallest of the names there.
+    A merged group is named as in the first mapping that names it, by the smallest of the names there. If another group
+    has that name already, a prime is added.
     """
     parents: dict[tuple[int, str], tuple[int, str]] = {}
 
@@ -171,7 +172,15 @@ def merge_groups(*mappings: Mapping[str, str]) -> dict[str, str]:
         for key, name in mapping.items():  # a smaller node is always the root: names before keys
             first, second = sorted((find_root((number, name)), find_root((len(mappings), key))))
             parents[second] = first
-    return {key: find_root((len(mappings), key))[1] for mapping in mappings for key in mapping}
+    roots = {key: find_root((len(mappings), key)) for mapping in mappings for key in mapping}
+    names: dict[str, tuple[int, str]] = {}
+    for root in sorted(set(roots.values())):
+        name = root[1]
+        while name in names:
+            name += "'"
+        names[name] = root
+    name_of = {root: name for name, root in names.items()}
+    return {key: name_of[root] for key, root in roots.items()}
 
 
 def _hash_position(key: str, salt: str) -> float:
