@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pillow_heif
 from PIL import Image
 
 from vitral.data.dataset import DatasetIndex
@@ -26,6 +27,13 @@ def encoded(image: Image.Image, format: str, **options: Any) -> bytes:
     """Return the bytes of an image file."""
     stream = io.BytesIO()
     image.save(stream, format, **options)
+    return stream.getvalue()
+
+
+def as_heic(image: Image.Image, quality: int = 90, **options: Any) -> bytes:
+    """Return the bytes of a HEIC file. It is written without registering HEIC with Pillow, which vitral must not need."""
+    stream = io.BytesIO()
+    pillow_heif.from_pillow(image).save(stream, quality=quality, **options)
     return stream.getvalue()
 
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from vitral.cli.parameters import File, Format, Switch, option
+from vitral.cli.parameters import File, Format, Switch, Text, option
 from vitral.console.output import show_as
 from vitral.console.progress import progress_bar
 from vitral.console.results import show_scan
@@ -17,6 +17,10 @@ def data(
     /,
     *,
     sheet: Annotated[File, option("Write a contact sheet to FILE (.png).")] = None,
+    group_by: Annotated[
+        Text, option("Check groups: a column, or a regular expression on the names of images.", "COLUMN|PATTERN")
+    ] = None,
+    drop: Annotated[File, option("Leave out the images that a CSV file lists, except test images.")] = None,
     headers_only: Annotated[Switch, option("Skip decoding: faster, but misses damaged pixels.")] = False,
     format: Annotated[Format, option("human, json or quiet (problems only).")] = "human",
 ) -> None:
@@ -34,6 +38,7 @@ def data(
     --------
     vitral data photos/
     vitral data builtin:digits --sheet digits.png
+    vitral data photos/ --group-by '([^/]+)_[0-9]+.jpg'
     vitral data "shards/train-{000..009}.tar" --headers-only --format json
     """
     from vitral.data.contact_sheet import contact_sheet
@@ -44,7 +49,13 @@ def data(
         _check_free(sheet)
     dataset = open_dataset(data)
     with progress_bar("Reading images", quiet=format != "human") as move:
-        result = scan(dataset, headers_only=headers_only, on_progress=lambda event: move(event.done, event.total))
+        result = scan(
+            dataset,
+            headers_only=headers_only,
+            group_by=group_by,
+            drop=drop,
+            on_progress=lambda event: move(event.done, event.total),
+        )
     if sheet is not None:
         with atomic_path(sheet, DataError) as temporary:
             contact_sheet(dataset.splits.get("train", ()), dataset.classes).save(temporary, "PNG")

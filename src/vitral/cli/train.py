@@ -41,6 +41,11 @@ class Settings:
     image_size: Annotated[Text, AUTO, option("Input size, such as 384 or 320x480 (height x width).", "SIZE")] = None
     lr: Annotated[Text, AUTO, option("Peak learning rate.", "LR", name="--optim.lr")] = None
     val: Annotated[Text, option("Test on this dataset instead of on a held-out split.", "DATA")] = None
+    group_by: Annotated[
+        Text,
+        option("Keep images of one group in one split: a column, or a regular expression on names.", "COLUMN|PATTERN"),
+    ] = None
+    drop: Annotated[Text, option("Train without the images that a CSV file lists.", "FILE")] = None
     objective: Annotated[
         Text, option("classify, or masked-patches to pretrain without labels.", "NAME", show_default="classify")
     ] = None

@@ -32,6 +32,9 @@ def show_scan(result: "Scan", sheet: Path | None) -> None:
     for title, counts in (("aspect", result.aspects), ("mode", result.modes), ("format", result.formats)):
         if counts:
             print_line(f"{title}: " + ", ".join(f"{name} {count:,}" for name, count in counts.items()), "dim")
+    for title, count in (("groups", result.groups), ("dropped images", result.dropped)):
+        if count:
+            print_line(f"{title}: {count:,}", "dim")
     names = result.classes[:MAX_CLASSES]
     rows = ([name, *(f"{counts[index]:,}" for counts in result.per_class.values())] for index, name in enumerate(names))
     print_table(("class", *result.per_class), rows)

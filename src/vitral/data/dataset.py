@@ -6,8 +6,7 @@ import os
 import re
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
@@ -214,14 +213,26 @@ class DatasetIndex:
     """Remarks on how the dataset was read."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Members, rows and links that are not an image with a label, and the reasons."""
+    tables: tuple[tuple[Path, str | None], ...] = ()
+    """The CSV or Parquet files that were read, and what the names of their rows begin with."""
+    groups: Mapping[str, str] = field(default_factory=dict)
+    """The group of each image, by its name: images of one group stay in one split."""
+    dropped: frozenset[str] = frozenset()
+    """Names of images that are not trained on."""
 
     def fingerprint(self) -> str:
-        """Return a SHA-256 over the names and labels of every split. Resuming a run requires the same one."""
+        """Return a SHA-256 over the names, labels and groups of every split, and over what is dropped.
+
+        Resuming a run requires the same one.
+        """
         digest = hashlib.sha256("\n".join(self.classes).encode())
         for split in sorted(self.splits):
             digest.update(f"\n{split}".encode())
             for item in self.splits[split]:
                 digest.update(f"\n{item.key}\t{item.label}".encode())
+        for name, pairs in {"groups": sorted(self.groups.items()), "dropped": sorted(self.dropped)}.items():
+            if pairs:  # datasets without them have the fingerprints of earlier versions
+                digest.update(f"\n{name}\t{pairs}".encode())
         return digest.hexdigest()
 
     def content_fingerprint(self) -> str:
@@ -263,13 +274,25 @@ def class_counts(items: Sequence[Item], classes: int) -> list[int]:
     return [counts[label] for label in range(classes)]
 
 
-def sample_headers(items: Sequence[Item], count: int) -> list[Header]:
-    """Return the headers of at most `count` images, evenly spaced among the items; unreadable images are skipped."""
+def sample_headers(items: Sequence[Item], count: int, *, required: bool = False) -> list[Header]:
+    """Return the headers of at most `count` images, evenly spaced among the items; unreadable images are skipped.
+
+    If one is `required` and none can be read, DataError names the first reason.
+    """
     count = min(count, len(items))
-    headers = []
+    headers: list[Header] = []
+    problems: list[str] = []
     for index in range(count):
-        with suppress(BadImageError):
-            headers.append(read_header(items[index * len(items) // count].source.read()))
+        item = items[index * len(items) // count]
+        try:
+            headers.append(read_header(item.source.read()))
+        except BadImageError as error:
+            problems.append(f"{item.key} ({error})")
+    if required and problems and not headers:
+        raise DataError(
+            f"None of the {count} images that were tried can be read, such as {problems[0]}.",
+            hint="Run `vitral data` to list them.",
+        )
     return headers
 
 

@@ -6,6 +6,7 @@ from types import ModuleType
 import numpy as np
 from PIL import Image
 
+from vitral.data.color import find_transform, to_srgb
 from vitral.data.headers import (
     BadImageError,
     Header,
@@ -35,8 +36,9 @@ _UPRIGHT = {  # EXIF orientation: how to turn the stored pixels upright
 def decode(
     content: bytes | Pixels, channels: int = 3, *, background: int = 255, shrink: int = 1, header: Header | None = None
 ) -> Pixels:
-    """Return the pixels of an image file, upright, with transparent pixels over `background`, or raise BadImageError.
+    """Return the pixels of an image file, or raise BadImageError.
 
+    They are upright, in sRGB if the file has an ICC profile, and show `background` through transparent pixels.
     A JPEG can be decoded at 1 / `shrink` of its size, rounded up, which is much faster. `shrink` is 1, 2, 4 or 8 and
     has no effect on other formats. Pixels are returned as they are, or with their first band for every channel.
     """
@@ -56,7 +58,10 @@ def decode(
             if shrink > 1 and header.format == "JPEG":
                 image.draft(None, (image.width // shrink, image.height // shrink))  # rounds up, as _decode_jpeg does
             image.load()
-            pixels = _convert(image, channels, background)
+            pixels = _convert(image, channels, background, header.profile)
+    elif header.profile and find_transform(header.profile, header.mode):
+        image = Image.fromarray(pixels.squeeze(2) if channels == 1 else pixels)
+        pixels = _convert(image, channels, background, header.profile)
     return _turn_upright(pixels, header)
 
 
@@ -100,7 +105,7 @@ def _decode_jpeg(content: bytes, header: Header, channels: int, shrink: int) -> 
         return None
 
 
-def _convert(image: Image.Image, channels: int, background: int) -> Pixels:
+def _convert(image: Image.Image, channels: int, background: int, profile: bytes | None) -> Pixels:
     """Convert any mode to gray or RGB. 16 bits are scaled, not clipped; transparent pixels show the background."""
     if channels not in (1, 3):
         return _read_frames(image, channels)
@@ -108,6 +113,8 @@ def _convert(image: Image.Image, channels: int, background: int) -> Pixels:
         return np.repeat(_convert_deep_gray(image)[..., None], channels, axis=2)
     if image.mode == "F":
         raise BadImageError("unsupported", "floating-point pixels")
+    if profile:
+        image = to_srgb(image, profile)
     has_alpha = image.mode in ("RGBA", "LA", "PA", "RGBa", "La")
     if has_alpha or (image.mode in ("P", "L", "RGB") and "transparency" in image.info):
         canvas = Image.new("RGBA", image.size, (background, background, background, 255))
@@ -151,7 +158,7 @@ def from_pillow(image: Image.Image, channels: int = 3, *, background: int = 255)
     header = pillow_header(image, image.format or "image")
     check_size(header.height, header.width, header.bands)
     with pillow_errors():  # Pillow may decode only now
-        pixels = _convert(image, channels, background)
+        pixels = _convert(image, channels, background, header.profile)
     return _turn_upright(pixels, header)
 
 

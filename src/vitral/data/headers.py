@@ -9,20 +9,36 @@ import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from threading import Lock
+from types import ModuleType
 from typing import Literal
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError, features
 
+from vitral.data import heif
 from vitral.data.tiff import find_bands, read_size
 from vitral.errors import DataError
 
 Pixels = np.ndarray
 """uint8 (height, width, channels)."""
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy")
+SUFFIXES = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".webp",
+    ".gif",
+    ".bmp",
+    ".tif",
+    ".tiff",
+    ".npy",
+    ".avif",
+    ".heic",
+    ".heif",
+    ".hif",
+)
 MAX_BYTES = 256 * 2**20
 MAX_PIXELS = 89_000_000
 MAX_SIDE = 65_500
@@ -69,6 +85,8 @@ class Header:
     """1 for gray; 3 for color, with or without transparency; otherwise the bands of an array or TIFF."""
     orientation: int = 1
     """EXIF orientation, from 1 to 8; height and width are swapped in the file from 5 on."""
+    profile: bytes | None = field(default=None, repr=False)
+    """The embedded ICC profile."""
 
 
 def read_header(content: bytes | Pixels) -> Header:
@@ -101,6 +119,8 @@ def _find_format(content: bytes) -> str:
             return name
     if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
         return "WEBP"
+    if name := heif.find_format(content):
+        return name
     raise BadImageError("unsupported", f"starts with {content[:8]!r}")
 
 
@@ -135,6 +155,8 @@ def _claimed_size(content: bytes, name: str) -> tuple[int, int]:
         return _claimed_jpeg_size(content)
     if name == "TIFF":
         return read_size(content)
+    if name in ("HEIF", "AVIF"):
+        return heif.read_size(content)
     if name == "PNG":
         width, height = struct.unpack_from(">II", content, 16)
     elif name == "GIF":
@@ -189,7 +211,19 @@ def open_with_pillow(content: bytes, name: str) -> Image.Image:
     """Open an image of a known format with Pillow, which does not decode it yet."""
     silence_pillow()
     with pillow_errors(content, name):
+        if name == "HEIF":
+            return _import_heif().HeifImageFile(io.BytesIO(content))
+        if name == "AVIF" and not features.check("avif"):
+            raise BadImageError("unsupported", "this build of Pillow reads no AVIF. Run: pip install --upgrade pillow")
         return Image.open(io.BytesIO(content), formats=[name])
+
+
+def _import_heif() -> ModuleType:
+    try:
+        import pillow_heif
+    except ImportError:
+        raise BadImageError("unsupported", "HEIC needs pillow-heif. Run: pip install 'vitral[photos]'") from None
+    return pillow_heif
 
 
 @contextmanager
@@ -227,6 +261,8 @@ def _is_cut_off(content: bytes, name: str) -> bool:
         return len(content) < int.from_bytes(content[4:8], "little") + 8
     if name == "GIF":
         return not content.rstrip(b"\0").endswith(b";")
+    if name in ("HEIF", "AVIF"):
+        return heif.is_cut_off(content)
     return True
 
 
@@ -237,11 +273,19 @@ def pillow_header(image: Image.Image, name: str, content: bytes | None = None) -
     if orientation >= 5:
         height, width = width, height
     bands = 1 if image.mode in _GRAY_MODES or image.mode.startswith("I;16") else 3
-    return Header(format=name, height=height, width=width, mode=image.mode, bands=bands, orientation=orientation)
+    return Header(
+        format=name,
+        height=height,
+        width=width,
+        mode=image.mode,
+        bands=bands,
+        orientation=orientation,
+        profile=image.info.get("icc_profile") or None,
+    )
 
 
 def _read_orientation(image: Image.Image, name: str, content: bytes | None) -> int:
-    if name == "TIFF":  # Pillow turns TIFFs itself
+    if name in ("TIFF", "HEIF"):  # Pillow and pillow-heif turn these themselves
         return 1
     # Pillow decodes a whole PNG to look for metadata after the pixels.
     is_bare = name == "PNG" and content is not None and not any(mark in content for mark in _PNG_METADATA)

@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vitral.data.dataset import DatasetIndex, Item, check_classes, class_counts, content_digest, natural_channels
 from vitral.data.decode import decode
+from vitral.data.dropping import drop_images, without_dropped
+from vitral.data.grouping import group_images
 from vitral.data.headers import BadImageError, Header, read_header
 from vitral.data.sources import open_dataset
 from vitral.errors import DataError, check_number
@@ -37,6 +39,10 @@ class Scan:
     """Images per split."""
     per_class: dict[str, list[int]]
     """Images per class, by split."""
+    groups: int = 0
+    """Number of groups of images that stay in one split."""
+    dropped: int = 0
+    """Images that are left out, as training would."""
     channels: int = 3
     """Channels of a model for these images: 1 for gray, 3 for color, or the number of bands."""
     sizes: dict[str, int] = field(default_factory=dict)
@@ -73,17 +79,21 @@ def scan(
     *,
     headers_only: bool = False,
     max_bad_fraction: float = MAX_BAD_FRACTION,
+    group_by: str | None = None,
+    drop: str | Path | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Scan:
     """Read every image of a dataset once and return what was found.
 
     `headers_only` skips decoding, which is faster but misses damaged pixels. More unreadable images than the fraction
-    `max_bad_fraction` are a problem. `on_progress` is called with a `Progress` after every 64 images.
+    `max_bad_fraction` are a problem. `group_by` (a column or a regular expression) and `drop` (a CSV file) are as in
+    `vitral.train`. `on_progress` is called with a `Progress` after every 64 images.
 
         result = vitral.scan("photos/")
         result.can_train, result.problems, result.unreadable
     """
     index = data if isinstance(data, DatasetIndex) else open_dataset(data)
+    index = group_images(drop_images(index, drop), group_by)
     events = scan_events(index, headers_only=headers_only, max_bad_fraction=max_bad_fraction)
     while isinstance(event := next(events), Progress):
         if on_progress:
@@ -96,12 +106,16 @@ def scan_events(
 ) -> Iterator[Progress | Scan]:
     """Scan a dataset: yield progress, and the result last."""
     check_number("max_bad_fraction", max_bad_fraction, minimum=0, maximum=1)
+    images = sum(map(len, data.splits.values()))
+    data = without_dropped(data)
     result = Scan(
         name=data.name,
         classes=data.classes,
         multi_label=data.multi_label,
         splits={split: len(items) for split, items in data.splits.items()},
         per_class={split: class_counts(items, len(data.classes)) for split, items in data.splits.items()},
+        groups=len(set(data.groups.values())),
+        dropped=images - sum(map(len, data.splits.values())),
         warnings=list(data.notes),
     )
     items = [(split, item) for split, members in data.splits.items() for item in members]
@@ -114,7 +128,7 @@ def scan_events(
             header = read_header(content)
             if not headers_only:
                 decode(content, header=header, channels=3 if header.bands == 1 else header.bands)
-            headers.append((item, header))
+            headers.append((item, replace(header, profile=None)))  # profiles of many images would fill the memory
         except BadImageError as error:
             result.unreadable[item.key] = str(error)
         if number % 64 == 0:

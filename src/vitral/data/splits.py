@@ -5,9 +5,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from vitral.data.dataset import DatasetIndex, FileSource, Item, TarSource, content_digest
+from vitral.data.dataset import DatasetIndex, FileSource, Item, TarSource, check_classes, content_digest
 from vitral.data.headers import BadImageError
 from vitral.errors import DataError
 
@@ -30,27 +30,44 @@ class Splits:
     reasons: dict[str, str]
     is_validation_carved: bool = False
     """Whether the validation images were taken from the training images and serve nothing else."""
+    groups: Mapping[str, str] = field(default_factory=dict)
+    """The group of each image that the dataset has for training, for folds: equal names belong together."""
+    notes: tuple[str, ...] = ()
+    """Remarks on the images that were dropped."""
 
 
-def choose_splits(data: DatasetIndex, other: DatasetIndex | None = None, val_fraction: float = VAL_FRACTION) -> Splits:
+def choose_splits(
+    data: DatasetIndex,
+    other: DatasetIndex | None = None,
+    val_fraction: float = VAL_FRACTION,
+    groups: Mapping[str, str] | None = None,
+) -> Splits:
     """Return the train, validation and test splits of a dataset.
 
     The test split is that of `other` (--val), the dataset's own, or about a fifth of each class. The validation split
-    is the dataset's own if that is not the test split already, or a part of the training images.
+    is the dataset's own if that is not the test split already, or a part of the training images. Images of one group
+    (those of the dataset, and `groups`: a name for some or all keys) and equal images are not divided. The images that
+    the dataset drops are left out of the train and validation splits, never of the test split.
     """
     train = data.splits.get("train", ())
-    leaders, is_carved = None, False
+    leaders, is_carved = find_equal(train), False
+    if data.groups or groups:
+        named = merge_groups(data.groups, groups or {}, leaders)
+        leaders = {key: named[key] for key in leaders}
     reasons = {}
     if other is not None:
         test, reasons["test"] = relabel(other, data.classes), "the dataset given with --val"
     elif name := own_test_split(data):
         test, reasons["test"] = data.splits[name], f"the dataset's {name} split"
     else:
-        leaders = find_equal(train)
         train, test = split_off(train, leaders=leaders)
         reasons["test"] = TEST_SPLIT_REASON if data.classes else "about a fifth, by a hash of the names"
+        reasons["test"] += "; groups are not divided" if data.groups or groups else ""
+    train, notes = _without_dropped(data, train), _describe_dropped(data, test if other is None else ())
+    if data.dropped and data.classes:
+        check_classes(replace(data, splits={"train": train}))
     if "val" in data.splits and ("test" in data.splits or other is not None):
-        validation, reasons["validation"] = data.splits["val"], "the dataset's val split"
+        validation, reasons["validation"] = _without_dropped(data, data.splits["val"]), "the dataset's val split"
     else:
         rest, part = split_off(train, val_fraction, salt="selection", leaders=leaders)
         if part and len(rest) > len(part):
@@ -65,7 +82,26 @@ def choose_splits(data: DatasetIndex, other: DatasetIndex | None = None, val_fra
         reasons["test"] = "the validation images: there are too few to hold others out"
         if validation is train:
             reasons["test"] = "the training images themselves, so scores mean little: there are too few"
-    return Splits(train=train, validation=validation, test=test, reasons=reasons, is_validation_carved=is_carved)
+    return Splits(
+        train=train,
+        validation=validation,
+        test=test,
+        reasons=reasons,
+        is_validation_carved=is_carved,
+        groups=leaders,
+        notes=notes,
+    )
+
+
+def _without_dropped(data: DatasetIndex, items: tuple[Item, ...]) -> tuple[Item, ...]:
+    return tuple(item for item in items if item.key not in data.dropped) if data.dropped else items
+
+
+def _describe_dropped(data: DatasetIndex, test: Sequence[Item]) -> tuple[str, ...]:
+    """Return notes on how many images are dropped, and how many of them stay because they are test images."""
+    kept = sum(item.key in data.dropped for item in test)
+    notes = [f"Trained without {len(data.dropped) - kept:,} dropped images."] if data.dropped else []
+    return (*notes, f"{kept:,} of the images to drop stay in the test split.") if kept else tuple(notes)
 
 
 def own_test_split(data: DatasetIndex) -> str | None:
@@ -97,27 +133,55 @@ def split_off(
 ) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
     """Split items by a hash of their names: return (rest, part), with about `fraction` of each class in the part.
 
-    New images do not move others to the other side, and equal images stay on one side. A class of two or more images
-    has at least one on each side (a multi-label image may be needed elsewhere for another of its labels). `leaders` is
-    the result of `find_equal`, if it is available.
+    New images do not move others to the other side, and equal images stay on one side. A class of two or more groups
+    has at least one on each side (a group may be needed elsewhere for another of its labels). `leaders` names the group
+    of each image; by default it is the result of `find_equal`.
     """
-    position = {item.key: _hash_position(item.key, salt) for item in items}
     leaders = find_equal(items) if leaders is None else leaders
-    equal: dict[str, list[str]] = {}
     groups_of: dict[int, set[str]] = {}
     for item in items:
-        equal.setdefault(leaders[item.key], []).append(item.key)
         for label in item.labels:
             groups_of.setdefault(label, set()).add(leaders[item.key])
-    chosen = {item.key for item in items if position[leaders[item.key]] < fraction}
+    position = {leader: _hash_position(leader, salt) for members in groups_of.values() for leader in members}
+    chosen = {leader for leader, place in position.items() if place < fraction}
     for members in groups_of.values():
         groups = sorted(members, key=position.__getitem__)
-        inside = [key for key in groups if key in chosen]
+        inside = [leader for leader in groups if leader in chosen]
         if len(groups) > 1 and not inside:
-            chosen.update(equal[groups[0]])
-        elif inside and len(inside) == len(groups):  # the only image of a class is for training
-            chosen.difference_update(equal[groups[-1]])
-    return tuple(item for item in items if item.key not in chosen), tuple(item for item in items if item.key in chosen)
+            chosen.add(groups[0])
+        elif inside and len(inside) == len(groups):  # the only group of a class is for training
+            chosen.discard(groups[-1])
+    rest = tuple(item for item in items if leaders[item.key] not in chosen)
+    return rest, tuple(item for item in items if leaders[item.key] in chosen)
+
+
+def merge_groups(*mappings: Mapping[str, str]) -> dict[str, str]:
+    """Return the group of each key, where keys belong together if any of the mappings gives them the same group.
+
+    A merged group is named as in the first mapping that names it, by the smallest of the names there. If another group
+    has that name already, a prime is added.
+    """
+    parents: dict[tuple[int, str], tuple[int, str]] = {}
+
+    def find_root(node: tuple[int, str]) -> tuple[int, str]:
+        while (parent := parents.setdefault(node, node)) != node:
+            parents[node] = parents[parent]
+            node = parents[node]
+        return node
+
+    for number, mapping in enumerate(mappings):
+        for key, name in mapping.items():  # a smaller node is always the root: names before keys
+            first, second = sorted((find_root((number, name)), find_root((len(mappings), key))))
+            parents[second] = first
+    roots = {key: find_root((len(mappings), key)) for mapping in mappings for key in mapping}
+    names: dict[str, tuple[int, str]] = {}
+    for root in sorted(set(roots.values())):
+        name = root[1]
+        while name in names:
+            name += "'"
+        names[name] = root
+    name_of = {root: name for name, root in names.items()}
+    return {key: name_of[root] for key, root in roots.items()}
 
 
 def sample_items(items: Sequence[Item], count: int, *, balanced: bool = False) -> tuple[Item, ...]:

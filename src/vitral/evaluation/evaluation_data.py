@@ -1,14 +1,16 @@
 """Choose the images to evaluate a model on: the test split of its own run, or a split of another dataset."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vitral.data.dataset import DatasetIndex, Item
+from vitral.data.grouping import group_images
 from vitral.data.sources import open_dataset
 from vitral.data.splits import TEST_SPLIT_REASON, VAL_FRACTION, choose_splits, own_test_split, split_off
-from vitral.errors import ConfigError, DataError
+from vitral.errors import ConfigError, DataError, VitralError
 from vitral.runs import Run
 
 NAME_DATASET = "Name the dataset to evaluate on: vitral evaluate MODEL DATA."
@@ -31,19 +33,24 @@ def choose_evaluation_data(run: Run | None, data: str | Path | None, *, needs_tr
     if data is None and "data" not in config:
         raise ConfigError("There is no dataset to evaluate on.", hint=NAME_DATASET)
     source = str(config["data"]) if data is None else data
-    dataset = open_dataset(source)
-    is_unchanged = bool(manifest) and manifest.get("data_fingerprint") == _fingerprint(dataset, source, config)
+    dataset = trained = open_dataset(source)
+    is_same = data is None or ("data" in config and _is_same_path(str(data), str(config["data"])))
+    is_unchanged = False
+    with suppress(*(() if is_same else (VitralError,))):  # another dataset may not have the groups of the run
+        trained = _as_trained(dataset, config, manifest)
+        fingerprint = _fingerprint(trained, source, config, manifest)
+        is_unchanged = bool(manifest) and manifest.get("data_fingerprint") == fingerprint
     if data is None and not is_unchanged:
         raise DataError(f"The dataset {source} has changed since the model was trained on it.", hint=NAME_DATASET)
     # A hash of its name assigns an image to a split, so images keep their split if others are added or removed.
-    if is_unchanged or (data is not None and "data" in config and _is_same_path(str(data), str(config["data"]))):
+    if is_unchanged or is_same:
         val = open_dataset(config["val"]) if config.get("val") else None
         if data is None and val is not None:
             fingerprint = _fingerprint(val, config["val"], config)
             if manifest.get("val_fingerprint", fingerprint) != fingerprint:
                 raise DataError(f"The dataset {config['val']} (--val) has changed since the run.", hint=NAME_DATASET)
-        splits = choose_splits(dataset, val, config.get("val_fraction", VAL_FRACTION))
-        return EvaluationData(dataset=dataset, train=splits.train, test=splits.test, reason=splits.reasons["test"])
+        splits = choose_splits(trained, val, config.get("val_fraction", VAL_FRACTION))
+        return EvaluationData(dataset=trained, train=splits.train, test=splits.test, reason=splits.reasons["test"])
     return _split_of(dataset, needs_train=needs_train)
 
 
@@ -59,10 +66,20 @@ def _split_of(dataset: DatasetIndex, *, needs_train: bool) -> EvaluationData:
     return EvaluationData(dataset=dataset, train=tuple(train), test=tuple(test), reason=reason)
 
 
-def _fingerprint(dataset: DatasetIndex, source: str | Path, config: Mapping[str, Any]) -> str:
+def _as_trained(dataset: DatasetIndex, config: Mapping[str, Any], manifest: Mapping[str, Any]) -> DatasetIndex:
+    """Return the dataset with the groups of a run, and without the images that the run dropped."""
+    dropped = frozenset(manifest.get("dropped", ()))
+    return group_images(replace(dataset, dropped=dropped), config.get("group_by"))
+
+
+def _fingerprint(
+    dataset: DatasetIndex, source: str | Path, config: Mapping[str, Any], manifest: Mapping[str, Any] | None = None
+) -> str:
     """Return the fingerprint that a run of this objective records: without labels for masked patches."""
-    is_unlabeled = config.get("objective") == "masked-patches"
-    return (open_dataset(source, labeled=False) if is_unlabeled else dataset).fingerprint()
+    if config.get("objective") == "masked-patches":
+        dataset = open_dataset(source, labeled=False)
+        dataset = dataset if manifest is None else _as_trained(dataset, config, manifest)
+    return dataset.fingerprint()
 
 
 def _is_same_path(first: str, second: str) -> bool:

@@ -137,6 +137,11 @@ class TrainConfig:
     """Another dataset to use as the test split."""
     val_fraction: float = 0.1
     """Fraction of the training images that forms the validation split, when the dataset has none."""
+    group_by: str | None = None
+    """Keep images of one group in one split: a column of the table, or a regular expression on the names of the images
+    whose first parenthesis is the name of the group."""
+    drop: str | None = None
+    """CSV file with the names of images to leave out of the train and validation splits."""
     model: str = "auto"
     """Name of a network to train from scratch, such as vit-s16."""
     from_weights: str | None = None
@@ -336,6 +341,7 @@ def _check_numbers(config: TrainConfig) -> None:
 
 def _check_texts(config: TrainConfig) -> None:
     texts = {"data": config.data, "val": config.val, "from": config.from_weights, "model": config.model}
+    texts |= {"group_by": config.group_by, "drop": config.drop}
     for name, value in texts.items():
         if value is None:
             continue

@@ -11,6 +11,8 @@ import torch
 
 from vitral.data.batches import BatchLoader, ImageDataset
 from vitral.data.dataset import DatasetIndex, check_classes, sample_headers
+from vitral.data.dropping import drop_images
+from vitral.data.grouping import group_images
 from vitral.data.sources import open_dataset
 from vitral.data.splits import Splits, choose_splits, sample_items
 from vitral.devices import choose_device
@@ -44,10 +46,12 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     start = time.perf_counter()
     is_labeled = request.config.objective == "classify"
     dataset = request.dataset or open_dataset(request.config.data, labeled=is_labeled)
+    dataset = group_images(drop_images(dataset, request.config.drop), request.config.group_by)
     val = None if request.config.val is None else open_dataset(request.config.val, labeled=is_labeled)
     yield from (Warned(message=note) for note in dataset.notes)
     yield from request.choices
     splits = split_dataset(dataset, val, request.config)
+    yield from (Warned(message=note) for note in splits.notes)
     sizes = {"test": len(splits.test), "validation": len(splits.validation)}
     made = [Chosen(name=name, value=f"{size:,} images", reason=splits.reasons[name]) for name, size in sizes.items()]
     yield from made
@@ -140,11 +144,7 @@ def split_dataset(dataset: DatasetIndex, val: DatasetIndex | None, config: Train
     if val is not None and val.multi_label != dataset.multi_label:
         raise DataError("Either DATA or --val has several labels per image, but the other has one.")
     splits = choose_splits(dataset, val, config.val_fraction)
-    if not sample_headers(splits.test, HEADERS_SAMPLED):
-        raise DataError(
-            f"None of the {len(splits.test)} test images that were tried can be read.",
-            hint="Run `vitral data` to see why.",
-        )
+    sample_headers(splits.test, HEADERS_SAMPLED, required=True)
     return splits
 
 

@@ -37,6 +37,7 @@ def make_manifest(job: Job) -> dict[str, Any]:
         "content_fingerprint": job.dataset.content_fingerprint(),
         "classes": list(job.dataset.classes),
         "seed": job.config.seed,
+        "dropped": sorted(job.dataset.dropped),
         "images": {name: len(getattr(job.splits, name)) for name in SPLITS},
         "choices": [[choice.name, str(choice.value), choice.reason] for choice in job.choices],
         "candidates": [asdict(candidate) for candidate in job.candidates],
@@ -88,5 +89,5 @@ def _describe_data(job: Job) -> dict[str, Any]:
         "images": {name: len(items) for name, items in splits.items()},
         "per_class": {name: class_counts(items, len(dataset.classes)) for name, items in splits.items()},
         "reasons": job.splits.reasons,
-        "notes": list(dataset.notes),
+        "notes": [*dataset.notes, *job.splits.notes],
     }

@@ -99,7 +99,7 @@ def _choose_recipe(
         return "finetune", "training starts from a checkpoint", None, None
     objectives = [layer["objective"] for layer in layers if layer.get("objective")]
     dataset = open_dataset(data, labeled=objectives[-1:] != ["masked-patches"])
-    headers = sample_headers(dataset.splits.get("train", ()), HEADERS_SAMPLED)
+    headers = sample_headers(dataset.splits.get("train", ()), HEADERS_SAMPLED, required=True)
     side = typical_side(headers) if dataset.splits.get("train") else 0
     name = "small" if side <= MAX_SMALL_SIDE else "photos"
     return name, f"training from scratch on images of about {side} pixels", dataset, headers
@@ -178,7 +178,7 @@ def _pop_resume_table(content: dict[str, Any]) -> dict[str, Any]:
 def _are_equivalent(name: str, first: object, second: object) -> bool:
     if not isinstance(first, str) or not isinstance(second, str):
         return False
-    if name in ("data", "val", "from"):
+    if name in ("data", "val", "from", "drop"):
         return _is_same_path(first, second)
     is_custom = first.startswith(CUSTOM_MODEL) or second.startswith(CUSTOM_MODEL)
     return name == "model" and not is_custom and canonical_name(first) == canonical_name(second)

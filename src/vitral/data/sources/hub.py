@@ -5,6 +5,7 @@ Before a download, vitral prints the files, their size and the target folder. Of
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from vitral.data.dataset import SPLIT_NAMES, DatasetIndex, split_from_name
@@ -22,11 +23,13 @@ def open_hub(name: str, *, labeled: bool = True) -> DatasetIndex:
     files = fetch(f"{owner}/{dataset}", revision or None, folder)
     rows: list[Row] = []
     classes: list[str] | None = None
+    keys = {path: path.removesuffix(".parquet") for path in files}
     for path, local in files.items():
-        file_rows, names = read_parquet(local, find_split(path), key=path.removesuffix(".parquet"), labeled=labeled)
+        file_rows, names = read_parquet(local, find_split(path), key=keys[path], labeled=labeled)
         rows += file_rows
         classes = classes or names
-    return build_index(folder.rpartition("/")[2] or dataset, rows, classes)
+    index = build_index(folder.rpartition("/")[2] or dataset, rows, classes)
+    return replace(index, tables=tuple((local, keys[path]) for path, local in files.items()))
 
 
 def fetch(name: str, revision: str | None, folder: str) -> dict[str, Path]:

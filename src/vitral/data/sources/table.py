@@ -5,6 +5,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,11 @@ def open_table(path: Path, *, labeled: bool = True) -> DatasetIndex:
     if not path.is_file():
         raise DataError(f"{path} not found.")
     if path.suffix.lower() == ".parquet":
-        return build_index(as_text(path.stem), *read_parquet(path, "train", labeled=labeled))
-    rows, notes = _read_csv(path, labeled)
-    return build_index(as_text(path.stem), rows, None, notes)
+        index = build_index(as_text(path.stem), *read_parquet(path, "train", labeled=labeled))
+    else:
+        rows, notes = _read_csv(path, labeled)
+        index = build_index(as_text(path.stem), rows, None, notes)
+    return replace(index, tables=((path, None),))
 
 
 def build_index(
@@ -124,14 +127,38 @@ def _find_columns(
     return image, label, next((column for column in columns if column.strip().lower() in _SPLIT_COLUMNS), None)
 
 
-def _read_csv(path: Path, labeled: bool) -> tuple[list[Row], list[str]]:
-    """Return the rows, and a note if the labels are separated in an unusual way."""
+def read_column(path: Path, column: str, key: str | None) -> dict[str, object]:
+    """Return the cells of one column of a table by the names of its images, as `open_table` names them."""
+    if path.suffix.lower() == ".parquet":
+        image, is_text = _find_image_column(_read_schema(path), path)
+        cells = _read_cells(path, [column, *([image] if is_text else [])])
+        keys = _row_keys(path, key, cells[image] if is_text else [None] * len(cells[column]))
+        return dict(zip(keys, cells[column], strict=True))
+    header, lines = open_csv(path)
+    image = _find_column([name for name in header if name], _IMAGE_COLUMNS, "images", path)
+    rows = (dict(zip(header, line, strict=False)) for _, line in lines)
+    return {row.get(image, "").strip(): row.get(column) for row in rows}
+
+
+def column_names(path: Path) -> list[str]:
+    """Return the columns of a table."""
+    is_parquet = path.suffix.lower() == ".parquet"
+    return _read_schema(path).names if is_parquet else [name for name in open_csv(path)[0] if name]
+
+
+def open_csv(path: Path) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    """Return the header of a CSV file, and an iterator over the number and the cells of each line after it."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text: {error}.") from error
     lines = _read_lines(text, path)
-    _, header = next(lines, (1, []))
+    return next(lines, (1, []))[1], lines
+
+
+def _read_csv(path: Path, labeled: bool) -> tuple[list[Row], list[str]]:
+    """Return the rows, and a note if the labels are separated in an unusual way."""
+    header, lines = open_csv(path)
     image, label, split = _find_columns([column for column in header if column], path, labeled)
     rows: list[Row] = []
     for number, line in lines:
@@ -174,32 +201,49 @@ def read_parquet(
     path: Path, split: str, key: str | None = None, *, labeled: bool = True
 ) -> tuple[list[Row], list[str] | None]:
     """Return the rows of a file, and the names of its classes if it has them. Rows are named `key` and their number."""
-    parquet = import_pyarrow()
-    try:
-        schema = parquet.read_schema(path)
-    except Exception as error:  # pyarrow's own errors come from C++ under many names
-        raise DataError(f"{path} is not a Parquet file: {first_line(error)}.") from error
-    embedded = [column.name for column in schema if _BYTES.match(str(column.type))]
-    if len(embedded) > 1:
-        raise DataError(f"{path} has several columns of images: {', '.join(embedded)}.", hint="Keep one of them.")
-    image, label, split_column = _find_columns(schema.names, path, labeled, *embedded)
-    is_text = str(schema.field(image).type) in ("string", "large_string")
-    columns = [name for name in (label, split_column, image if is_text else None) if name]
-    try:
-        table = parquet.read_table(path, columns=columns).to_pydict()
-        number = parquet.read_metadata(path).num_rows
-    except Exception as error:  # damaged pages, or text that is not UTF-8
-        raise DataError(f"The Parquet table {path} is damaged: {first_line(error)}.") from error
+    schema = _read_schema(path)
+    image, is_text = _find_image_column(schema, path)
+    _, label, split_column = _find_columns(schema.names, path, labeled, image)
+    table = _read_cells(path, [name for name in (label, split_column, image if is_text else None) if name])
+    number = import_pyarrow().read_metadata(path).num_rows
+    names = table[image] if is_text else [None] * number
     rows: list[Row] = []
-    for row in range(number):
-        row_key = f"{key or as_text(path.stem)}/{row:06d}"
+    for row, row_key in enumerate(_row_keys(path, key, names)):
         source: Source | None = TableSource(str(path), image, row)
         if is_text:
-            name = table[image][row]
-            row_key, source = (name, FileSource(str(path.parent / name))) if name else (row_key, None)
+            source = FileSource(str(path.parent / names[row])) if names[row] else None
         value = table[label][row] if label else NO_LABEL
         rows.append((row_key, source, value, table[split_column][row] if split_column else split))
     return rows, _class_names(schema, label) if label else None
+
+
+def _read_schema(path: Path) -> Any:
+    parquet = import_pyarrow()
+    try:
+        return parquet.read_schema(path)
+    except Exception as error:  # pyarrow's own errors come from C++ under many names
+        raise DataError(f"{path} is not a Parquet file: {first_line(error)}.") from error
+
+
+def _read_cells(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
+    try:
+        return import_pyarrow().read_table(path, columns=columns).to_pydict()
+    except Exception as error:  # damaged pages, or text that is not UTF-8
+        raise DataError(f"The Parquet table {path} is damaged: {first_line(error)}.") from error
+
+
+def _find_image_column(schema: Any, path: Path) -> tuple[str, bool]:
+    """Return the column of images, and whether it has file names instead of bytes."""
+    embedded = [column.name for column in schema if _BYTES.match(str(column.type))]
+    if len(embedded) > 1:
+        raise DataError(f"{path} has several columns of images: {', '.join(embedded)}.", hint="Keep one of them.")
+    image = embedded[0] if embedded else _find_column(schema.names, _IMAGE_COLUMNS, "images", path)
+    return image, str(schema.field(image).type) in ("string", "large_string")
+
+
+def _row_keys(path: Path, key: str | None, names: Sequence[str | None]) -> list[str]:
+    """Return the name of each row: that of its file, or else `key` and its number."""
+    return [name or f"{key or as_text(path.stem)}/{row:06d}" for row, name in enumerate(names)]
 
 
 def _class_names(schema: Any, label: str) -> list[str] | None:
