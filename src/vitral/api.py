@@ -65,7 +65,7 @@ def train(
     Parameters
     ----------
     data, val: a folder of class folders, a table, tar shards, hf:OWNER/NAME or builtin:digits; test on `val` if set
-    from_: the checkpoint to start from: a run folder, a weights file, a shipped name or hf:OWNER/NAME
+    from_: the MODEL to start from: a run folder, a weights file, a shipped or pretrained name, hf:OWNER/NAME, or auto
     model: the architecture to train from scratch, such as "vit-s16", or a ViT of your own (a module with a ViTConfig)
     recipe, config: the name of a recipe and a TOML file with settings; keyword arguments override both
     out, resume: the run folder to create, or the one to continue
@@ -151,7 +151,7 @@ def export(
 
     Parameters
     ----------
-    model: a run folder, a weights file, a shipped name, hf:OWNER/NAME, or a Checkpoint
+    model: a run folder, a weights file, a shipped or pretrained name, hf:OWNER/NAME, or a Checkpoint
     path: the file to write; by default the model's name in the current folder
     to: "onnx" for most runtimes, or "pt2" for torch.export
     image_size: another input size than the model was trained at

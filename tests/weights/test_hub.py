@@ -1,12 +1,9 @@
 """Load hf:owner/name from a server on this machine, then from the cache alone."""
 
 import json
-import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,9 +11,8 @@ import pytest
 import vitral
 from tests.cli.typed import typed
 from tests.conftest import small_model
+from tests.loopback_hub import NOBODY, read_files, run_vitral, serve_hub
 from vitral.weights.hub import choose_files
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
@@ -24,57 +20,12 @@ def hub(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield the address of a hub with one repository, team/small, and a list of the requests to it."""
     folder = tmp_path / "repository"
     vitral.save(small_model(), folder, dialect="huggingface", labels=[f"kind {i}" for i in range(7)])
-    requests: list[str] = []
-
-    class Hub(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.respond(body=False)
-
-        def do_GET(self) -> None:
-            self.respond(body=True)
-
-        def respond(self, body: bool) -> None:
-            requests.append(f"{self.command} {self.path}")
-            path = self.path.split("?")[0]
-            if path in ("/api/models/team/small", "/api/models/team/small/revision/main"):
-                files = [{"rfilename": file.name, "size": file.stat().st_size} for file in folder.iterdir()]
-                info = {"id": "team/small", "sha": COMMIT, "siblings": files, "private": False, "tags": []}
-                content = json.dumps(info).encode()
-            elif path.startswith("/team/small/resolve/main/"):
-                content = (folder / path.rpartition("/")[2]).read_bytes()
-            else:
-                self.send_response(404)
-                self.send_header("X-Error-Code", "RepoNotFound")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.send_header("ETag", f'"{abs(hash(content)):x}"')
-            self.send_header("X-Repo-Commit", COMMIT)
-            self.end_headers()
-            if body:
-                self.wfile.write(content)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", requests
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serve_hub({"team/small": read_files(folder)}) as served:
+        yield served
 
 
 def describe(name: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "vitral", "describe", name, "--format", "json"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HF_HOME": str(cache), "HF_HUB_DISABLE_TELEMETRY": "1", **environment},
-    )
+    return run_vitral("describe", name, "--format", "json", cache=cache, **environment)
 
 
 def test_a_download_prints_files_size_and_folder_and_the_cache_works_offline(
@@ -98,10 +49,34 @@ def test_a_download_prints_files_size_and_folder_and_the_cache_works_offline(
     offline = describe("hf:team/small", cache, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="1")
     assert offline.returncode == 0, offline.stderr
     assert len(requests) == before, "offline means no request"
-    unreachable = describe("hf:team/small", cache, HF_ENDPOINT="http://127.0.0.1:9")
+    unreachable = describe("hf:team/small", cache, HF_ENDPOINT=NOBODY)
     assert unreachable.returncode == 0, unreachable.stderr
     for done in (again, offline, unreachable):
         assert json.loads(done.stdout)["config"] == described["config"]
+
+
+def test_a_damaged_download_is_removed_and_named(tmp_path: Path) -> None:
+    vitral.save(small_model(), tmp_path / "repository", dialect="huggingface")
+    files = read_files(tmp_path / "repository")
+    weights = files["model.safetensors"]
+    swapped = weights[:-1] + bytes([weights[-1] ^ 1])
+    with serve_hub({"team/small": files}, sent={"model.safetensors": swapped}) as (endpoint, _):
+        done = describe("hf:team/small", tmp_path / "cache", HF_ENDPOINT=endpoint)
+    assert done.returncode == 2
+    assert "model.safetensors is damaged: its SHA-256 does not match. vitral removed it." in done.stderr
+    offline = describe("hf:team/small", tmp_path / "cache", HF_ENDPOINT=NOBODY)
+    assert offline.returncode == 2
+    assert "hf:team/small is not in the cache, and the hub is unreachable" in offline.stderr
+
+
+def test_a_new_version_is_announced_and_replaces_the_cached_one(tmp_path: Path) -> None:
+    for classes in (3, 4):
+        folder = tmp_path / str(classes)
+        vitral.save(small_model(num_classes=classes), folder, dialect="huggingface")
+        with serve_hub({"team/small": read_files(folder)}) as (endpoint, _):
+            done = describe("hf:team/small", tmp_path / "cache", HF_ENDPOINT=endpoint)
+        assert "downloading" in done.stderr
+        assert json.loads(done.stdout)["config"]["num_classes"] == classes
 
 
 def test_missing_repositories_are_one_sentence(hub: tuple[str, list[str]], tmp_path: Path) -> None:

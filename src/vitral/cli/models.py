@@ -1,21 +1,24 @@
 """`vitral models` and `vitral plan`: list the models with their cost, and estimate the cost of a training run."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import vitral
-from vitral.cli.parameters import Format, ImageSize, Integer, OptionalInt, OptionalNumber, Text, option
+from vitral.cli.parameters import Format, ImageSize, Integer, OptionalInt, OptionalNumber, Switch, Text, option
 from vitral.console.output import show_as
-from vitral.console.tables import TRAINING_BATCH, show_models, show_plan
+from vitral.console.tables import TRAINING_BATCH, show_models, show_plan, show_pretrained
 from vitral.errors import ConfigError, DataError, did_you_mean
 from vitral.model.config import ViTConfig
 from vitral.model.cost import count_cost
 from vitral.model.sizes import NAMES, canonical_name, named_config
 from vitral.planning import DEVICES, parse_count
+from vitral.weights.pretrained import PRETRAINED
 from vitral.weights.shipped import SHIPPED
 
 
 def models(
     *words: str,
+    pretrained: Annotated[Switch, option("List published checkpoints instead, with license and accuracy.")] = False,
     image_size: Annotated[
         ImageSize, option("Count the cost at this size, such as 384 or 320x480 (height x width).")
     ] = None,
@@ -23,26 +26,33 @@ def models(
 ) -> None:
     """List the models with their parameters, FLOPs and memory.
 
-    Every name works with `vitral train --model` and `vitral.create`. The shipped models also work wherever a command
-    takes a MODEL.
+    Every name works with `vitral train --model` and `vitral.create`. The shipped models, and the checkpoints that
+    --pretrained lists, also work wherever a command takes a MODEL.
 
     Parameters
     ----------
     words
-        List only models with all these words in their name or description, such as hybrid, small or b16.
+        List only models with all these words in their name or description, such as hybrid, small, b16 or dinov2.
 
     Examples
     --------
     vitral models
     vitral models hybrid b16
     vitral models vit-b16 --image-size 384 --format json
+    vitral models --pretrained dinov2
     """
-    names = find_models(words)
-    rows = [row for row in (model_row(name, image_size) for name in names) if row is not None]
+    names = find_checkpoints(words) if pretrained else find_models(words)
+    all_rows = (PRETRAINED[name].as_dict(image_size) if pretrained else model_row(name, image_size) for name in names)
+    rows = [row for row in all_rows if row is not None]
     if image_size is not None and not rows:
-        named_config(names[0]).grid(*image_size)  # raises the error that explains what is wrong with the size
-    shown = (row["name"] for row in rows)
-    show_as(format, json=rows, quiet=shown, human=lambda: show_models(rows, SHIPPED, omitted=len(names) - len(rows)))
+        config = PRETRAINED[names[0]].config if pretrained else named_config(names[0])
+        config.grid(*image_size)  # raises the error that explains what is wrong with the size
+    omitted = len(names) - len(rows)
+
+    def show() -> None:
+        show_pretrained(rows, omitted) if pretrained else show_models(rows, SHIPPED, omitted)
+
+    show_as(format, json=rows, quiet=(row["name"] for row in rows), human=show)
 
 
 def find_models(words: tuple[str, ...]) -> list[str]:
@@ -51,13 +61,32 @@ def find_models(words: tuple[str, ...]) -> list[str]:
         return [canonical_name(" ".join(words))]
     except ConfigError:
         pass
-    names = [name for name in NAMES if all(word.lower() in f"{name} {_description(name)}".lower() for word in words)]
-    if not names:
-        vocabulary = {word for name in NAMES for word in (name, *_description(name).split())}
-        hint = next(filter(None, (did_you_mean(word, vocabulary) for word in words)), None)
-        hint = hint or "Run `vitral models` to list them all."
-        raise ConfigError(f"No model matches {' '.join(map(repr, words))}.", hint=hint)
-    return names
+    if names := _matching({name: f"{name} {_description(name)}" for name in NAMES}, words):
+        return names
+    known = {word for name in NAMES for word in (name, *_description(name).split())}
+    hint = "Pass --pretrained to list published checkpoints." if _matching(_CHECKPOINT_WORDS, words) else None
+    raise _no_match("model", words, known, hint, "vitral models")
+
+
+def find_checkpoints(words: tuple[str, ...]) -> list[str]:
+    """Return the pretrained names that match every word."""
+    if names := [name for name in PRETRAINED if [name] == [*words]] or _matching(_CHECKPOINT_WORDS, words):
+        return names
+    raise _no_match("pretrained checkpoint", words, set(PRETRAINED), None, "vitral models --pretrained")
+
+
+_CHECKPOINT_WORDS = {name: f"{name} {row.hub} {row.dialect} {row.license}" for name, row in PRETRAINED.items()}
+"""The words that find a checkpoint."""
+
+
+def _matching(texts: Mapping[str, str], words: tuple[str, ...]) -> list[str]:
+    return [name for name, text in texts.items() if all(word.lower() in text.lower() for word in words)]
+
+
+def _no_match(kind: str, words: tuple[str, ...], known: set[str], hint: str | None, command: str) -> ConfigError:
+    hint = hint or next(filter(None, (did_you_mean(word, known) for word in words)), None)
+    hint = hint or f"Run `{command}` to list them all."
+    return ConfigError(f"No {kind} matches {' '.join(map(repr, words))}.", hint=hint)
 
 
 def _description(name: str) -> str:

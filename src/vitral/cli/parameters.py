@@ -46,7 +46,9 @@ def option(help: str, metavar: str | None = None, **more: Any) -> Parameter:
 Format = Annotated[output.Format, option("human, json or quiet.", "FORMAT", show_choices=False)]
 SIZE_HELP = "Use another input size than the model was trained at, such as 384 or 320x480."
 
-Model = Annotated[str, option("A run folder, a weights file, a shipped name (vit-cifar10), or hf:OWNER/NAME.")]
+MODEL_HELP = "A run folder, a weights file, a shipped or pretrained name (vit-cifar10, dinov2-s14), or hf:OWNER/NAME."
+
+Model = Annotated[str, option(MODEL_HELP)]
 Image = Annotated[str, option("Image files, folders or glob patterns. Use - to read paths from standard input.")]
 Text = str | None
 Integer = Annotated[int, Parameter(converter=parse_integer, metavar="N")]

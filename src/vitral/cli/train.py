@@ -26,7 +26,8 @@ class Settings:
     """The settings of a run that have a flag of their own; None is "as in the recipe, else automatic"."""
 
     from_: Annotated[
-        Text, option("Start from the weights of MODEL instead of from scratch.", "MODEL", name="--from")
+        Text,
+        option("Start from the weights of MODEL, such as dinov2-s14; auto chooses one.", "MODEL", name="--from"),
     ] = None
     model: Annotated[Text, AUTO, option("Architecture to train from scratch, such as vit-s16.", "NAME")] = None
     tune: Annotated[
@@ -92,7 +93,7 @@ def train(
     Examples
     --------
     vitral train photos/ --minutes 10
-    vitral train photos/ --from hf:google/vit-base-patch16-224 --tune lora
+    vitral train photos/ --from dinov2-b14 --tune lora
     vitral train builtin:digits --model vit-nano7 --epochs 20 --optim.lr 3e-4
     vitral train --resume runs/photos-1
     """

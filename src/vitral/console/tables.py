@@ -5,7 +5,7 @@ from statistics import mean
 from textwrap import indent, wrap
 from typing import TYPE_CHECKING, Any
 
-from vitral.console.output import human_console, print_line, print_table
+from vitral.console.output import MIN_WIDTH, human_console, print_line, print_table
 from vitral.files import printable
 from vitral.report.text import format_bytes, format_count, format_duration, format_percent, format_units
 
@@ -39,9 +39,39 @@ def show_models(rows: Sequence[Mapping[str, Any]], shipped: Mapping[str, str], o
         f"predict: memory for one image. train: memory for a batch of {TRAINING_BATCH} with Adam. Both in float32.",
         f"With trained weights: {', '.join(f'{name} ({text})' for name, text in shipped.items())}.",
     ]
-    if omitted:
-        notes.append(f"{format_count(omitted, 'model')} omitted: the patch size does not divide this image size.")
-    print_line("\n".join(notes), "dim")
+    print_line("\n".join([*notes, *_omitted(omitted)]), "dim")
+
+
+def show_pretrained(rows: Sequence[Mapping[str, Any]], omitted: int = 0) -> None:
+    """Print one row per published checkpoint, then its name on the hub and the sources of the accuracies."""
+    titles = ("name", "parameters", "image/\npatch", "FLOPs", "dialect", "license", "top-1")
+    cells = (
+        [
+            row["name"],
+            format_units(row["parameters"]),
+            f"{row['image_size'][0]}/{row['patch_size'][0]}",
+            format_units(row["forward_flops"]),
+            row["dialect"],
+            row["license"],
+            "" if row["top1"] is None else f"{100 * row['top1']:.1f}",
+        ]
+        for row in rows
+    )
+    print_table(titles, cells)
+    print_line("\nTop-1 accuracy on ImageNet-1k in percent, as published; vitral did not measure it:", "dim")
+    names: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        names.setdefault((row["protocol"], row["source"]), []).append(row["name"])
+    for (protocol, source), listed in names.items():
+        print_line("\n".join(wrap(f"{', '.join(listed)}: {protocol}.", MIN_WIDTH)) + f"\n  {source}", "dim")
+    print_line("\nDownloaded from:", "dim")
+    width = max(len(row["name"]) for row in rows)
+    print_line("\n".join([*(f"{row['name']:<{width}}  {row['hub']}" for row in rows), *_omitted(omitted)]), "dim")
+
+
+def _omitted(count: int) -> list[str]:
+    """Return a note about models that do not fit the requested image size, if there are any."""
+    return [f"{format_count(count, 'model')} omitted: the patch size does not divide this image size."] * bool(count)
 
 
 def show_plan(plan: "Plan") -> None:

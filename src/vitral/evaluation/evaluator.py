@@ -98,7 +98,7 @@ def evaluate(
     With ``few_shot`` or ``knn``, evaluate its frozen features instead of its classifier.
 
     Args:
-        model: a run folder, a weights file, a shipped name, ``hf:owner/name``, or a Checkpoint.
+        model: a run folder, a weights file, a shipped or pretrained name, ``hf:owner/name``, or a Checkpoint.
         data: the dataset to evaluate on. Defaults to the test split of the run.
         few_shot: evaluate the features by ridge regression on this many images per class, over three seeds. Several
             numbers give one result each.

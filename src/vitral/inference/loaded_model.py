@@ -124,7 +124,7 @@ def load_model(
     image_size: int | tuple[int, int] | None = None,
     verify: bool | Literal["once"] = "once",
 ) -> LoadedModel:
-    """Load a model from a run folder, a weights file, a shipped name, ``hf:owner/name``, or a Checkpoint.
+    """Load a model from a run folder, a weights file, a shipped or pretrained name, ``hf:owner/name``, or a Checkpoint.
 
     Results in float32 are the same on every machine. ``verify`` checks the SHA-256 in files of our own format; "once"
     skips files that passed before.

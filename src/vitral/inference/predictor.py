@@ -72,7 +72,7 @@ class Predictor:
         """Load the model.
 
         Args:
-            source: a run folder, a weights file, a shipped name, ``hf:owner/name``, or a Checkpoint.
+            source: a run folder, a weights file, a shipped or pretrained name, ``hf:owner/name``, or a Checkpoint.
             device: cpu, cuda, cuda:1, mps or auto.
             precision: float32, bfloat16 or float16.
             batch_size: images per batch.

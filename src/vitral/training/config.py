@@ -145,7 +145,7 @@ class TrainConfig:
     model: str = "auto"
     """Name of a network to train from scratch, such as vit-s16."""
     from_weights: str | None = None
-    """MODEL to start from: a run folder, a weights file, a shipped name, or hf:OWNER/NAME."""
+    """MODEL to start from: a run folder, a weights file, a shipped or pretrained name, hf:OWNER/NAME, or auto."""
     objective: Literal["classify", "masked-patches"] = "classify"
     """classify: learn from labels; masked-patches: learn from images alone, by predicting hidden patches (B.1.2)."""
     network: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -10,6 +10,7 @@ from torch import nn
 from vitral.data.dataset import DatasetIndex, sample_headers
 from vitral.data.decode import Header
 from vitral.data.sources import open_dataset
+from vitral.devices import choose_device
 from vitral.errors import ConfigError
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
@@ -20,6 +21,7 @@ from vitral.training.auto import HEADERS_SAMPLED, MAX_SMALL_SIDE, typical_side
 from vitral.training.config import CUSTOM_MODEL, ResolvedConfig, TrainConfig, as_resolved
 from vitral.training.events import Chosen
 from vitral.training.settings import RESUME_TABLE, as_settings, flatten, read_toml, recipe_path, with_settings
+from vitral.weights.pretrained import recommend
 
 _LENGTHS = {"steps": None, "epochs": "auto", "minutes": None}
 """The settings that state the length of a run, with the value that leaves it to another."""
@@ -75,6 +77,10 @@ def collect_settings(
         collected = add_layer(collected, content, f"the recipe {recipe}")
     collected = add_layer(collected, in_file, f"--config {config}")
     collected = add_layer(collected, {**settings, "data": location}, origin)
+    if collected.from_weights == "auto":
+        name, reason = recommend(choose_device(collected.device).value)
+        collected = add_layer(collected, {"from": name}, origin)
+        choices = (*choices, Chosen(name="from", value=name, reason=reason))
     return Request(config=collected, dataset=dataset, headers=headers, choices=choices, network=network)
 
 

@@ -42,7 +42,8 @@ def load(
 ) -> Checkpoint:
     """Load a checkpoint of any dialect, and return it with its model in evaluation mode.
 
-    ``source`` is a file, a folder, ``hf:owner/name``, a shipped name (``vit-cifar10``), or a state dict in memory.
+    ``source`` is a file, a folder, ``hf:owner/name``, a shipped or pretrained name (``vit-cifar10``, ``dinov2-s14``),
+    or a state dict in memory.
     ``config`` describes the network where names and shapes do not; a state dict of vitral's own names needs it.
     ``preprocess`` is a Preprocess, or a dict of its fields to change.
     ``verify=True`` checks the SHA-256 in files of our own format; ``"once"`` skips files that passed before.

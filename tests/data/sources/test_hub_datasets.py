@@ -2,13 +2,10 @@
 
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +15,10 @@ import pytest
 
 import vitral
 from tests.data.images import class_folders
+from tests.loopback_hub import NOBODY, run_vitral, serve_hub
 from vitral.data.dataset import RowGroups
 from vitral.data.sources import open_dataset
 from vitral.data.sources.hub import choose_files, find_split, missing_shards
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-NOBODY = "http://127.0.0.1:9"
 
 
 def shard(images: list[tuple[bytes, int]], names: list[str], rows: int = 4) -> bytes:
@@ -69,73 +64,12 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str
 @pytest.fixture(scope="module")
 def hub(repositories: dict[str, dict[str, bytes]]) -> Iterator[tuple[str, list[str]]]:
     """Serve the repositories. Yield the address, and the list of requests."""
-    requests: list[str] = []
-
-    class Hub(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.respond()
-
-        def do_GET(self) -> None:
-            self.respond()
-
-        def respond(self) -> None:
-            requests.append(f"{self.command} {self.path}")
-            parts = self.path.split("?")[0].strip("/").split("/")
-            if parts[:2] == ["api", "datasets"] and "/".join(parts[2:4]) in repositories:
-                if parts[4:] not in ([], ["revision", "main"]):
-                    self.refuse(404, "RevisionNotFound")
-                else:
-                    self.list("/".join(parts[2:4]))
-            elif parts[0] == "datasets" and parts[1:3] == ["team", "gated"]:
-                self.refuse(403, "GatedRepo")
-            elif parts[0] == "datasets" and parts[3:5] == ["resolve", "main"]:
-                self.send(repositories["/".join(parts[1:3])]["/".join(parts[5:])])
-            else:
-                self.refuse(404, "RepoNotFound")
-
-        def list(self, name: str) -> None:
-            files = [{"rfilename": file, "size": len(content)} for file, content in repositories[name].items()]
-            info = {"id": name, "sha": COMMIT, "siblings": files, "private": False, "tags": [], "downloads": 0}
-            self.send(json.dumps(info).encode())
-
-        def send(self, content: bytes) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.send_header("ETag", f'"{abs(hash(content)):x}"')
-            self.send_header("X-Repo-Commit", COMMIT)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(content)
-
-        def refuse(self, code: int, word: str) -> None:
-            self.send_response(code)
-            self.send_header("X-Error-Code", word)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", requests
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def run(*arguments: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "vitral", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HF_HOME": str(cache), "HF_HUB_DISABLE_TELEMETRY": "1", **environment},
-    )
+    with serve_hub(repositories, "datasets", gated="team/gated") as served:
+        yield served
 
 
 def look(name: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run("data", name, "--format", "json", cache=cache, **environment)
+    return run_vitral("data", name, "--format", "json", cache=cache, **environment)
 
 
 def test_splits_and_classes_from_the_hub_then_from_the_cache(hub: tuple[str, list[str]], tmp_path: Path) -> None:
@@ -176,7 +110,7 @@ def test_splits_and_classes_from_the_hub_then_from_the_cache(hub: tuple[str, lis
 
 def test_training_on_a_hub_dataset(hub: tuple[str, list[str]], tmp_path: Path) -> None:
     options = "--model vit-pico4 --network.width 48 --network.depth 1 --network.heads 3 --image-size 16 --batch-size 8"
-    done = run(
+    done = run_vitral(
         *(
             "train",
             "hf:team/pets",
