@@ -47,6 +47,7 @@ class Run:
         self.model = folder / "model.safetensors"
         self.adapter = folder / "adapter.safetensors"
         self.masking = folder / "masking.safetensors"
+        self.novelty = folder / "novelty.safetensors"
         self.state = folder / "state"
         self.results = folder / "report.json"
         self.report = folder / "report.html"

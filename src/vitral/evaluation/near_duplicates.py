@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitral.evaluation.linear_probe import choose_folds, fit_probe
 
-THRESHOLD = 0.0
+THRESHOLD = 0.97
 MAX_SIMILARITIES = 2**24
 """Largest number of similarities in memory at once."""
 MAX_PAIRS = 20
@@ -100,7 +100,7 @@ def compare_splits(
     for kept in (None, groups):
         folds = choose_folds(labels, seed=seed, groups=kept)
         predicted = fit_probe(features, labels, classes=classes, folds=folds).out_of_fold.argmax(1)
-        correct.append((predicted == labels if labels.ndim == 1 else labels.gather(1, predicted[:, None])[:, 0] > 0))
+        correct.append(predicted == labels if labels.ndim == 1 else labels.gather(1, predicted[:, None])[:, 0] > 0)
     (random, random_in_groups), (grouped, grouped_in_groups) = (
         (hits.double().mean().item(), hits[shared].double().mean().item()) for hits in correct
     )
