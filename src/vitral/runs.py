@@ -49,6 +49,7 @@ class Run:
         self.model = folder / "model.safetensors"
         self.adapter = folder / "adapter.safetensors"
         self.masking = folder / "masking.safetensors"
+        self.novelty = folder / "novelty.safetensors"
         self.state = folder / "state"
         self.probe = self.state / "probe.safetensors"
         self.results = folder / "report.json"

@@ -2,14 +2,19 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from vitral.cli.parameters import File, Format, Switch, Text, option
+from vitral.cli.parameters import Device, File, Format, ImageSize, Switch, Text, option
 from vitral.console.output import show_as
-from vitral.console.progress import progress_bar
+from vitral.console.progress import progress_bar, with_progress
 from vitral.console.results import show_scan
+from vitral.console.suspects import show_suspects
 from vitral.errors import ConfigError, DataError
 from vitral.files import atomic_path, printable
+
+if TYPE_CHECKING:
+    from vitral.data.dataset import DatasetIndex
+    from vitral.evaluation.suspects import Suspects
 
 
 def data(
@@ -22,12 +27,21 @@ def data(
     ] = None,
     drop: Annotated[File, option("Leave out the images that a CSV file lists, except test images.")] = None,
     headers_only: Annotated[Switch, option("Skip decoding: faster, but misses damaged pixels.")] = False,
+    from_: Annotated[
+        Text, option("Find likely label errors and near-duplicates by the features of MODEL.", "MODEL", name="--from")
+    ] = None,
+    out: Annotated[
+        Path | None, option("Write label-errors.csv and near-duplicates.csv to the folder DIR (with --from).", "DIR")
+    ] = None,
+    image_size: Annotated[ImageSize, option("The input size of MODEL.", show_default="at most 224")] = None,
+    device: Annotated[Device, option("Where MODEL runs: cpu, cuda, cuda:1 or mps.")] = "auto",
     format: Annotated[Format, option("human, json or quiet (problems only).")] = "human",
 ) -> None:
     """Check a dataset before training on it.
 
-    Reports classes, image sizes, unreadable files, duplicates and leaks between splits. Exits with code 2 if training
-    on the dataset would fail.
+    Reports classes, image sizes, unreadable files, duplicates and leaks between splits. With --from, also lists images
+    whose label is probably wrong and images that are nearly equal. Exits with code 2 if training on the dataset would
+    fail.
 
     Parameters
     ----------
@@ -40,6 +54,7 @@ def data(
     vitral data builtin:digits --sheet digits.png
     vitral data photos/ --group-by '([^/]+)_[0-9]+.jpg'
     vitral data "shards/train-{000..009}.tar" --headers-only --format json
+    vitral data photos/ --from vit-cifar10 --out suspects
     """
     from vitral.data.contact_sheet import contact_sheet
     from vitral.data.scan import scan
@@ -47,6 +62,7 @@ def data(
 
     if sheet is not None:
         _check_free(sheet)
+    check_suspect_options(from_, out=out, image_size=image_size, device=device)
     dataset = open_dataset(data)
     with progress_bar("Reading images", quiet=format != "human") as move:
         result = scan(
@@ -59,10 +75,51 @@ def data(
     if sheet is not None:
         with atomic_path(sheet, DataError) as temporary:
             contact_sheet(dataset.splits.get("train", ()), dataset.classes).save(temporary, "PNG")
+    suspects, files = None, list[Path]()
+    if from_ is not None:
+        suspects, files = search_suspects(dataset, from_, out, image_size, device, quiet=format != "human")
+
+    def show() -> None:
+        show_scan(result, sheet)
+        if suspects is not None:
+            show_suspects(suspects, files)
+
+    found = {} if suspects is None else {**suspects.as_dict(), "files": [str(path) for path in files]}
     problems = map(printable, result.problems)
-    show_as(format, json=result.as_dict(), quiet=problems, human=lambda: show_scan(result, sheet))
+    show_as(format, json=result.as_dict() | ({"suspects": found} if found else {}), quiet=problems, human=show)
     if not result.can_train:
         sys.exit(2)
+
+
+def check_suspect_options(
+    model: str | None, *, out: Path | None, image_size: tuple[int, int] | None, device: str
+) -> None:
+    """Raise ConfigError before anything is read if the search would fail, or if its options were passed without it."""
+    for name, is_passed in (("--out", out), ("--image-size", image_size), ("--device", device != "auto")):
+        if model is None and is_passed:
+            raise ConfigError(f"{name} applies to the features of a model only.", hint="Pass --from MODEL.")
+    if out is not None:
+        from vitral.evaluation.suspects import check_suspect_target
+
+        check_suspect_target(out)
+
+
+def search_suspects(
+    dataset: "DatasetIndex",
+    model: str,
+    out: Path | None,
+    image_size: tuple[int, int] | None,
+    device: str,
+    *,
+    quiet: bool,
+) -> "tuple[Suspects, list[Path]]":
+    """Return the suspects of a dataset, and the files that they were written to."""
+    from vitral.evaluation.suspects import Suspects, find_suspects, load_for_features, write_suspects
+
+    loaded = load_for_features(model, image_size=image_size, device=device)
+    suspects = with_progress(find_suspects(loaded, dataset), "Computing features", quiet=quiet)
+    assert isinstance(suspects, Suspects)
+    return suspects, [] if out is None else write_suspects(suspects, out)
 
 
 def _check_free(sheet: Path) -> None:

@@ -5,11 +5,23 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import vitral
-from vitral.cli.parameters import BatchSize, Device, Format, Image, ImageSize, Integer, Model, Precision, Switch, option
+from vitral.cli.parameters import (
+    BatchSize,
+    Device,
+    Format,
+    Image,
+    ImageSize,
+    Integer,
+    Model,
+    OptionalNumber,
+    Precision,
+    Switch,
+    option,
+)
 from vitral.console.output import show_as, show_lines
 from vitral.console.progress import progress_bar, with_progress
 from vitral.console.results import describe_feature_file, describe_prediction_file, write_human, write_quiet
-from vitral.errors import ConfigError, check_int
+from vitral.errors import ConfigError, check_int, check_number
 from vitral.files import as_text, printable
 
 
@@ -19,6 +31,9 @@ def predict(
     *images: Image,
     top: Annotated[Integer, option("Number of labels per image.")] = 5,
     out: Annotated[Path | None, option("Write the rows to FILE (.csv or .jsonl).", "FILE")] = None,
+    reject: Annotated[
+        OptionalNumber, option("Leave out the label of images that are at least this unusual, such as 0.95.")
+    ] = None,
     resume: Annotated[Switch, option("Continue an interrupted --out file.")] = False,
     image_size: ImageSize = None,
     device: Device = "auto",
@@ -31,17 +46,21 @@ def predict(
     """Predict labels for images.
 
     Prints one row per image, in order. Unreadable images get an error row, and the command then exits with code 3.
+    A run folder also tells how unusual each image is: 0.95 means that 5% of ordinary images look as unusual.
 
     Examples
     --------
     vitral predict vit-cifar10 photo.jpg
     vitral predict runs/pets-1 photos/ --out labels.csv
+    vitral predict runs/pets-1 photos/ --reject 0.95
     find photos -name '*.jpg' | vitral predict runs/pets-1 - --format json
     """
     from vitral.data.sources.image_files import find_images
     from vitral.inference.writers import check_prediction_target, predict_to_file
 
     check_int("--top", top, minimum=1)
+    if reject is not None:
+        check_number("--reject", reject, above=0, maximum=1)
     if out is not None:
         check_prediction_target(out, resume=resume)
         if format in ("json", "csv"):
@@ -52,12 +71,14 @@ def predict(
     predictor = vitral.Predictor(
         model, device=device, precision=precision, batch_size=batch_size, image_size=image_size
     )
+    if reject is not None:
+        predictor.check_can_reject()
     for warning in predictor.loaded.warnings:
         print(f"vitral: warning: {printable(warning)}", file=sys.stderr)
     if out is None:
-        failed = print_rows(predictor, files, top, format)
+        failed = print_rows(predictor, files, top, format, reject)
     else:
-        events = predict_to_file(predictor, files, out, top=top, resume=resume)
+        events = predict_to_file(predictor, files, out, top=top, reject=reject, resume=resume)
         try:
             result = with_progress(events, "Predicting", quiet=format != "human")
         except KeyboardInterrupt:
@@ -70,7 +91,7 @@ def predict(
         sys.exit(3)
 
 
-def print_rows(predictor: "vitral.Predictor", files: list[str], top: int, format: str) -> int:
+def print_rows(predictor: "vitral.Predictor", files: list[str], top: int, format: str, reject: float | None) -> int:
     """Print a row per image and return the number of unusable images."""
     from vitral.inference.writers import CSV, JSON_LINES, predict_rows
 
@@ -78,7 +99,7 @@ def print_rows(predictor: "vitral.Predictor", files: list[str], top: int, format
     top = min(top, len(predictor.labels))
     failed = 0
     with progress_bar("Predicting", quiet=format != "human") as move:
-        for number, row in enumerate(predict_rows(predictor, files, top=top), 1):
+        for number, row in enumerate(predict_rows(predictor, files, top=top, reject=reject), 1):
             if number == 1 and format == "csv":
                 CSV.write_header(sys.stdout, top)
             write(sys.stdout, row, top)

@@ -65,15 +65,17 @@ def _findings(result: "Scan") -> Iterator[str]:
 
 
 def write_human(stream: TextIO, row: "Row", top: int) -> None:
-    """Write the name of the image and its labels with their probabilities."""
+    """Write the name of the image and its labels with their probabilities, or that it was rejected as unusual."""
     labels = "  ".join(f"{label} {probability:.1%}" for label, probability in row.top[:top])
+    if not row.top and row.unusual is not None:
+        labels = f"unusual ({row.unusual:.3f})"
     text = labels if row.error is None else f"error: {row.error}"
     stream.write(f"{printable(row.file)}  {printable(text)}\n")
 
 
 def write_quiet(stream: TextIO, row: "Row", top: int) -> None:
-    """Write the most probable label, or an empty line for an unusable image."""
-    stream.write(f"{printable(row.top[0][0]) if row.error is None else ''}\n")
+    """Write the most probable label, or an empty line for an unusable or rejected image."""
+    stream.write(f"{printable(row.top[0][0]) if row.top else ''}\n")
 
 
 def describe_prediction_file(result: "PredictionFile") -> str:

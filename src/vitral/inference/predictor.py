@@ -15,8 +15,9 @@ from vitral.data.dataset import FileSource
 from vitral.data.decode import BadImageError, from_array, from_pillow
 from vitral.data.sources.image_files import find_images
 from vitral.data.transforms import preprocess_image
-from vitral.errors import DataError, check_int
-from vitral.inference.loaded_model import Images, load_model
+from vitral.errors import ConfigError, DataError, check_int
+from vitral.inference.loaded_model import Images, LoadedModel, load_model
+from vitral.inference.novelty import Novelty
 from vitral.weights.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 MAX_BATCH_SIZE = 2**31
 AnyInput = TypeVar("AnyInput", bound="ImageInput")
+Output = TypeVar("Output")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -38,6 +40,9 @@ class Prediction:
     labels: tuple[str, ...] = field(repr=False)
     probabilities: np.ndarray = field(repr=False)
     """(K,): the probability of each label. They sum to 1 unless the model is multi-label."""
+    unusual: float | None = None
+    """From 0 to 1: the fraction of images like those of the training that are less unusual. None without a run that
+    stored the statistics of its training features."""
 
     def top(self, k: int = 5) -> list[tuple[str, float]]:
         """Return the k most probable labels with their probabilities, most probable first."""
@@ -81,6 +86,7 @@ class Predictor:
         self.batch_size = check_int("batch_size", batch_size, minimum=1, maximum=MAX_BATCH_SIZE)
         self.loaded = load_model(source, device=device, precision=precision, image_size=image_size)
         self.labels = self.loaded.labels
+        self.novelty = _read_novelty(self.loaded)
         self._name = "a Checkpoint" if isinstance(source, Checkpoint) else str(source)
 
     def __repr__(self) -> str:
@@ -111,25 +117,43 @@ class Predictor:
     def stream(self, images: "Iterable[AnyInput] | str | Path") -> "Iterator[tuple[AnyInput, Prediction | Failure]]":
         """Yield each image (of an iterable or a folder) with its Prediction, or a Failure if unusable, in order."""
         self.loaded.check_has_head()
-        for image, probabilities in self._stream(images, self._probabilities):
-            yield image, probabilities if isinstance(probabilities, Failure) else self._prediction(probabilities)
+        yield from self._stream(images, self._predict)
 
     def features(self, images: "Iterable[AnyInput] | str | Path") -> "Iterator[tuple[AnyInput, np.ndarray | Failure]]":
         """Yield each image with its embedding (D,), or with a Failure, as `stream` does."""
-        for image, features in self._stream(images, self.loaded.features):
-            yield image, features if isinstance(features, Failure) else features.numpy()
+        yield from self._stream(images, lambda batch: self.loaded.check_finite(self.loaded.features(batch)).numpy())
 
-    def _probabilities(self, images: Images) -> Tensor:
-        return self.loaded.probabilities(self.loaded.logits(images))
+    def check_can_reject(self) -> None:
+        """Raise ConfigError if predictions do not tell how unusual an image is."""
+        if self.novelty is None:
+            problem = f"{self._name} has no statistics of its training images, which --reject needs."
+            raise ConfigError(problem, hint="Pass the folder of a run that this version of `vitral train` finished.")
 
-    def _prediction(self, probabilities: Tensor) -> Prediction:
-        best = int(probabilities.argmax())
-        label, probability = self.labels[best], probabilities[best].item()
-        return Prediction(label=label, probability=probability, labels=self.labels, probabilities=probabilities.numpy())
+    def _predict(self, images: Images) -> list[Prediction]:
+        """Return a prediction per image, from one forward pass."""
+        if self.novelty is None:
+            unusual = None
+            logits = self.loaded.logits(images)
+        else:
+            features = self.loaded.features(images)
+            unusual = self.novelty.score(self.loaded.check_finite(features)).tolist()
+            logits = self.loaded.classify(features)
+        rows = self.loaded.probabilities(self.loaded.check_finite(logits)).numpy()
+        best = rows.argmax(1).tolist()
+        return [
+            Prediction(
+                label=self.labels[index],
+                probability=float(row[index]),
+                labels=self.labels,
+                probabilities=row,
+                unusual=None if unusual is None else unusual[number],
+            )
+            for number, (row, index) in enumerate(zip(rows, best, strict=True))
+        ]
 
     def _stream(
-        self, images: "Iterable[AnyInput] | str | Path", compute: Callable[[Images], Tensor]
-    ) -> "Iterator[tuple[AnyInput, Tensor | Failure]]":
+        self, images: "Iterable[AnyInput] | str | Path", compute: Callable[[Images], "Iterable[Output]"]
+    ) -> "Iterator[tuple[AnyInput, Output | Failure]]":
         if isinstance(images, str | Path):
             listed = find_images([str(images)], ()) if _is_folder(images) else [str(images)]
             images = cast("Iterable[AnyInput]", listed)
@@ -139,7 +163,7 @@ class Predictor:
             usable = [image for image in inputs if isinstance(image, Tensor)]
             is_one_size = len({image.shape for image in usable}) == 1
             stacked = torch.stack(usable) if is_one_size else usable
-            outputs = iter(self.loaded.check_finite(compute(stacked)) if usable else ())
+            outputs = iter(compute(stacked) if usable else ())
             for image, preprocessed in zip(batch, inputs, strict=True):
                 yield image, preprocessed if isinstance(preprocessed, Failure) else next(outputs)
 
@@ -163,6 +187,18 @@ class Predictor:
             return preprocess_image(content, preprocess, patch=self.loaded.model.config.step_hw).contiguous()
         except BadImageError as error:
             return Failure(reason=str(error))
+
+
+def _read_novelty(model: LoadedModel) -> Novelty | None:
+    """Return the statistics that the model's run stored, or None."""
+    if model.run is None or not model.run.novelty.is_file():
+        return None
+    novelty, config = Novelty.load(model.run.novelty), model.model.config
+    width = config.representation or config.pooled_width
+    if novelty.width != width:
+        problem = f"{model.run.novelty} does not fit the model (got {novelty.width} features; expected {width})."
+        raise ConfigError(problem, hint="Delete it to predict without `unusual`.")
+    return novelty
 
 
 def _is_folder(images: object) -> bool:

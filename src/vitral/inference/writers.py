@@ -26,21 +26,25 @@ TOLERANCE = 1e-3
 
 
 class Row(NamedTuple):
-    """The most probable labels of one image, or the reason why it is unusable."""
+    """The most probable labels of one image (none if it was rejected), or the reason why it is unusable."""
 
     file: str
     top: list[tuple[str, float]]
     error: str | None = None
+    unusual: float | None = None
 
 
 class WrittenRow(NamedTuple):
-    """A row of an existing file; ``label`` is None for an unusable image."""
+    """A row of an existing file."""
 
     file: str
-    label: str | None
-    probability: float
-    width: int
+    label: str | None = None
+    """None for an unusable or rejected image."""
+    probability: float = 0.0
+    width: int = 0
     """Number of labels."""
+    failed: bool = False
+    """Whether the image is unusable."""
 
 
 class CsvRows:
@@ -50,11 +54,13 @@ class CsvRows:
 
     def write_header(self, stream: TextIO, top: int) -> None:
         names = [("label", "probability"), *((f"label_{k}", f"probability_{k}") for k in range(2, top + 1))]
-        csv.writer(stream, lineterminator="\n").writerow(["file", *(name for pair in names for name in pair), "error"])
+        labels = [name for pair in names for name in pair]
+        csv.writer(stream, lineterminator="\n").writerow(["file", *labels, "unusual", "error"])
 
     def write(self, stream: TextIO, row: Row, top: int) -> None:
         labels = [value for label, probability in row.top for value in (label, f"{probability:.6f}")]
-        cells = [as_text(row.file), *labels, *[""] * (2 * top - len(labels)), row.error or ""]
+        unusual = "" if row.unusual is None else f"{row.unusual:.6f}"
+        cells = [as_text(row.file), *labels, *[""] * (2 * top - len(labels)), unusual, row.error or ""]
         has_return = any("\r" in cell for cell in cells)  # Python 3.11 leaves \r bare
         quoting = csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL
         csv.writer(stream, lineterminator="\n", quoting=quoting).writerow(cells)
@@ -62,16 +68,16 @@ class CsvRows:
     def parse(self, text: str, top: int) -> WrittenRow | None:
         """Return a row with up to ``top`` labels, or None for the header. Raise an error for other text."""
         (cells,) = csv.reader(io.StringIO(text, newline=""))
-        has_columns = len(cells) == 2 * top + 2
-        if cells[:3] == ["file", "label", "probability"]:
-            if not has_columns:
-                _refuse_top(len(cells) // 2 - 1, top)
-            return None
-        if not has_columns:
+        is_header = cells[:3] == ["file", "label", "probability"]
+        if is_header and cells[-2:] == ["unusual", "error"] and (written := (len(cells) - 3) // 2) != top:
+            _refuse_top(written, top)
+        if len(cells) != 2 * top + 3:
             raise ValueError(f"{len(cells)} columns")
-        if cells[-1]:
-            return WrittenRow(cells[0], None, 0.0, 0)
-        return WrittenRow(cells[0], cells[1], float(cells[2]), sum(map(bool, cells[2:-1:2])))
+        if is_header:
+            return None
+        if cells[-1] or not cells[2]:
+            return WrittenRow(cells[0], failed=bool(cells[-1]))
+        return WrittenRow(cells[0], cells[1], float(cells[2]), sum(map(bool, cells[2:-2:2])))
 
 
 class JsonRows:
@@ -84,13 +90,17 @@ class JsonRows:
 
     def write(self, stream: TextIO, row: Row, top: int) -> None:
         labels = [{"label": label, "probability": probability} for label, probability in row.top]
-        values = {"error": row.error} if row.error is not None else {**labels[0], "top": labels}
-        stream.write(to_json({"file": as_text(row.file), **values}, stream) + "\n")
+        best = labels[0] if labels else {"label": None, "probability": None}
+        values = {"error": row.error} if row.error is not None else {**best, "top": labels}
+        unusual = {} if row.unusual is None else {"unusual": row.unusual}
+        stream.write(to_json({"file": as_text(row.file), **values, **unusual}, stream) + "\n")
 
     def parse(self, text: str, top: int) -> WrittenRow:
         row = json.loads(text)
         if "error" in row:
-            return WrittenRow(row["file"], None, 0.0, 0)
+            return WrittenRow(row["file"], failed=True)
+        if row["label"] is None:
+            return WrittenRow(row["file"])
         if (width := len(row["top"])) > top:
             _refuse_top(width, top)
         return WrittenRow(row["file"], str(row["label"]), float(row["probability"]), width)
@@ -117,14 +127,24 @@ class PredictionFile:
     """Number of unusable images, whose rows hold the reason."""
 
 
-def predict_rows(predictor: Predictor, files: Sequence[str], *, top: int) -> Iterator[Row]:
-    """Yield a row per image, in order."""
+def predict_rows(predictor: Predictor, files: Sequence[str], *, top: int, reject: float | None = None) -> Iterator[Row]:
+    """Yield a row per image, in order. Images that are at least as unusual as ``reject`` have no labels."""
     for file, result in predictor.stream(files):
-        yield Row(file, [], result.reason) if isinstance(result, Failure) else Row(file, result.top(top))
+        if isinstance(result, Failure):
+            yield Row(file, [], result.reason)
+        else:
+            is_rejected = reject is not None and result.unusual is not None and result.unusual >= reject
+            yield Row(file, [] if is_rejected else result.top(top), unusual=result.unusual)
 
 
 def predict_to_file(
-    predictor: Predictor, files: Sequence[str], out: Path, *, top: int = 5, resume: bool = False
+    predictor: Predictor,
+    files: Sequence[str],
+    out: Path,
+    *,
+    top: int = 5,
+    reject: float | None = None,
+    resume: bool = False,
 ) -> Iterator[Progress | PredictionFile]:
     """Write a row per image to a .csv or .jsonl file; yield progress, then the result.
 
@@ -136,13 +156,14 @@ def predict_to_file(
     row_format = check_prediction_target(out, resume=resume)
     with _open_exclusively(out) as stream:
         written = _read_written(stream, row_format, files, top=top, out=out)
-        _check_same_model(written, predictor, files, top=top)
+        _check_same_model(written, predictor, files, top=top, reject=reject)
         text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
         if stream.tell() == 0:
             row_format.write_header(text, top)
-        failed = sum(row.label is None for row in written)
+        failed = sum(row.failed for row in written)
         yield Progress(done=len(written), total=len(files))
-        for number, row in enumerate(predict_rows(predictor, files[len(written) :], top=top), len(written) + 1):
+        rows = predict_rows(predictor, files[len(written) :], top=top, reject=reject)
+        for number, row in enumerate(rows, len(written) + 1):
             failed += row.error is not None
             row_format.write(text, row, top)
             if number % predictor.batch_size == 0 or number == len(files):
@@ -221,14 +242,19 @@ def _complete_records(stream: BinaryIO, *, quoted: bool) -> Iterator[bytes]:
         raise ValueError(f"a row of over {MAX_ROW_BYTES} bytes")
 
 
-def _check_same_model(rows: Sequence[WrittenRow], predictor: Predictor, files: Sequence[str], *, top: int) -> None:
+def _check_same_model(
+    rows: Sequence[WrittenRow], predictor: Predictor, files: Sequence[str], *, top: int, reject: float | None
+) -> None:
     """Raise ConfigError if the model no longer predicts the last row whose image is still readable."""
     for row, file in zip(reversed(rows), reversed(files[: len(rows)]), strict=True):
         if row.label is None:
             continue
-        (current,) = predict_rows(predictor, [file], top=top)
+        (current,) = predict_rows(predictor, [file], top=top, reject=reject)
         if current.error is not None:
             continue
+        if not current.top:
+            hint = "Resume with the same --reject, or pass another --out."
+            raise ConfigError(f"--out has the label {row.label} for {row.file}, which is now rejected.", hint=hint)
         label, probability = current.top[0]
         if (len(current.top), label) != (row.width, row.label) or not abs(probability - row.probability) < TOLERANCE:
             raise ConfigError(

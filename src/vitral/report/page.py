@@ -27,7 +27,7 @@ from vitral.report.text import (
 )
 from vitral.runs import Run, quote
 
-MAX_CLASS_ROWS = 200
+MAX_CLASS_ROWS, MAX_LABEL_ERRORS, MAX_NEAR_DUPLICATES = 200, 48, 50
 
 Report = Mapping[str, Any]
 """The content of report.json."""
@@ -58,6 +58,8 @@ def render_page(run: Run, report: Report) -> str:
         _section("Training", draw_curves(run.read_rows(run.losses), run.read_rows(run.metrics)), _training(report)),
         _section("What was tried", _candidates(report.get("candidates") or ())),
         *([_masked_patches(run)] if is_pretraining else _classification(run, scores)),
+        _section("Likely label errors", _label_errors(run, report.get("label_errors") or ())),
+        _section("Near-duplicates", _near_duplicates(report.get("near_duplicates") or ())),
         _section("Dataset", _dataset(data), _image(run.plots / "data.png", "Training images of each class")),
         _section("Automatic choices", _table(("setting", "value", "reason"), choices)),
         _section("Environment", _table(("name", "value"), environment.items())),
@@ -128,9 +130,8 @@ def _confusion(scores: Report) -> str:
 
 def _class_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     titles, cells = class_table(rows)
-    hidden = len(rows) - MAX_CLASS_ROWS
-    more = _paragraphs([f"{hidden:,} more classes in report.json."]) if hidden > 0 else ""
-    return _table(titles, cells[:MAX_CLASS_ROWS], numbers=len(titles) - 1) + more
+    table = _table(titles, cells[:MAX_CLASS_ROWS], numbers=len(titles) - 1)
+    return table + _remainder(rows, MAX_CLASS_ROWS, "classes")
 
 
 def _calibration(scores: Report) -> str:
@@ -145,13 +146,37 @@ def _calibration(scores: Report) -> str:
 
 
 def _mistakes(run: Run, mistakes: Sequence[Mapping[str, Any]]) -> str:
-    figures = []
-    for number, mistake in enumerate(mistakes, 1):
-        image = _image(run.plots / f"mistake-{number:02d}.png", mistake["key"])
-        prediction = f"<b>{_text(mistake['prediction'])}</b> {format_percent(mistake['probability'], 0)}"
-        caption = f"{prediction}<br>label: {_text(mistake['label'])}<br><small>{_text(mistake['key'])}</small>"
-        figures.append(f"<figure>{image}<figcaption>{caption}</figcaption></figure>")
-    return f"<div class='images'>{''.join(figures)}</div>" if figures else ""
+    files = (f"mistake-{number:02d}.png" for number in range(1, len(mistakes) + 1))
+    return _gallery(run, zip(files, (mistake["prediction"] for mistake in mistakes), mistakes, strict=True))
+
+
+def _label_errors(run: Run, errors: Sequence[Mapping[str, Any]]) -> str:
+    if not errors:
+        return ""
+    text = (
+        "These labels look wrong: a linear probe that was not fitted to the image finds another class more probable. "
+        "The suggested class is in bold, with its probability."
+    )
+    shown = errors[:MAX_LABEL_ERRORS]
+    rows = ((error.get("thumbnail") or "", error["suggested"], error) for error in shown)
+    return _paragraphs([text]) + _gallery(run, rows) + _remainder(errors, MAX_LABEL_ERRORS, "images")
+
+
+def _near_duplicates(pairs: Sequence[Mapping[str, Any]]) -> str:
+    if not pairs:
+        return ""
+    across = sum(pair["split"] != pair["other_split"] for pair in pairs)
+    text = f"{format_count(len(pairs), 'pair')} of nearly equal images, {across:,} of them in different splits."
+    cells = [
+        (pair["key"], pair["split"], pair["other"], pair["other_split"], f"{pair['similarity']:.3f}")
+        for pair in pairs[:MAX_NEAR_DUPLICATES]
+    ]
+    table = _table(("image", "split", "other image", "split", "similarity"), cells, numbers=1)
+    return _paragraphs([text]) + table + _remainder(pairs, MAX_NEAR_DUPLICATES, "pairs")
+
+
+def _remainder(rows: Sequence[object], shown: int, noun: str) -> str:
+    return _paragraphs([f"{len(rows) - shown:,} more {noun} in report.json."]) if len(rows) > shown else ""
 
 
 def _dataset(data: Report) -> str:
@@ -197,6 +222,17 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: 
     body = "".join(f"<tr>{row_of(row, 'td')}</tr>" for row in rows)
     head = f"<thead><tr>{row_of(titles, 'th')}</tr></thead>"
     return f"<div class='scroll'><table>{head}<tbody>{body}</tbody></table></div>"
+
+
+def _gallery(run: Run, rows: Iterable[tuple[str, str, Mapping[str, Any]]]) -> str:
+    """Return thumbnails with captions. A row is a file of the plots folder, a class, and the facts of the image."""
+    figures = []
+    for file, predicted, facts in rows:
+        image = _image(run.plots / Path(file).name, facts["key"])
+        prediction = f"<b>{_text(predicted)}</b> {format_percent(facts['probability'], 0)}"
+        caption = f"{prediction}<br>label: {_text(facts['label'])}<br><small>{_text(facts['key'])}</small>"
+        figures.append(f"<figure>{image}<figcaption>{caption}</figcaption></figure>")
+    return f"<div class='images'>{''.join(figures)}</div>" if figures else ""
 
 
 def _image(path: Path, description: str) -> str:

@@ -1,0 +1,146 @@
+"""Measure how unusual an image is for a model: how far its features are from those of every class.
+
+The distance is one minus the cosine to the nearest class mean, after whitening by the covariance within classes. It is
+calibrated on images that the statistics were not fitted to, so that 0.95 means: 5 % of ordinary images look as unusual.
+docs/decisions/novelty.md compares it with other distances.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vitral.errors import ConfigError, WeightsError
+from vitral.files import atomic_path
+
+MAX_QUANTILES = 1001
+FOLDS = 5
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Novelty:
+    """The statistics of the training features, and the distances of ordinary images."""
+
+    mean: Tensor
+    """(D,): the mean of all training features."""
+    whitening: Tensor
+    """(D, D): x @ whitening has the same spread in every direction within the classes."""
+    directions: Tensor
+    """(K, D): the whitened direction from the mean to that of each class."""
+    quantiles: Tensor
+    """(Q,): evenly spaced quantiles of the distances of ordinary images, ascending."""
+
+    @property
+    def width(self) -> int:
+        return len(self.mean)
+
+    def distance(self, features: Tensor) -> Tensor:
+        """Return (B,): 0 in the direction of a class mean, 1 at a right angle to it, 2 in the opposite direction."""
+        whitened = F.normalize((features.float() - self.mean) @ self.whitening, dim=1)
+        return 1 - (whitened @ self.directions.T).amax(1)
+
+    def score(self, features: Tensor) -> Tensor:
+        """Return (B,) from 0 to 1: the fraction of ordinary images that are less unusual than each image.
+
+        Beyond the most unusual of the ordinary images, the rest up to 1 decays with the distance.
+        """
+        distance = self.distance(features)
+        steps = len(self.quantiles)
+        upper = torch.searchsorted(self.quantiles, distance).clamp(1, steps - 1)
+        low, high = self.quantiles[upper - 1], self.quantiles[upper]
+        fraction = ((distance - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
+        inside = (upper - 1 + fraction) / steps
+        largest, spread = self.quantiles[-1], (self.quantiles[-1] - self.quantiles[0]).clamp(min=1e-6)
+        beyond = 1 - torch.exp(-(distance - largest) / spread) / steps
+        return torch.where(distance > largest, beyond, inside)
+
+    def save(self, path: Path) -> None:
+        """Write the statistics as safetensors, in float16 except the quantiles."""
+        halved = {name: getattr(self, name).half().contiguous() for name in ("mean", "whitening", "directions")}
+        with atomic_path(path) as temporary:
+            save_file(halved | {"quantiles": self.quantiles.contiguous()}, temporary)
+
+    @classmethod
+    def load(cls, path: Path) -> "Novelty":
+        """Read statistics that `save` wrote. Raise WeightsError for another or a damaged file."""
+        try:
+            novelty = cls(**{name: tensor.float() for name, tensor in load_file(path).items()})
+            width, classes = novelty.width, len(novelty.directions)
+            shapes = (novelty.whitening.shape, novelty.directions.shape)
+            is_consistent = shapes == ((width, width), (classes, width)) and novelty.quantiles.ndim == 1
+            if not is_consistent or len(novelty.quantiles) < 2 or not classes:
+                raise ValueError("unexpected shapes")
+        except (OSError, SafetensorError, TypeError, ValueError) as error:
+            raise WeightsError(
+                f"{path} is damaged: {error}.", hint="Delete it to predict without `unusual`."
+            ) from error
+        return novelty
+
+
+def fit_novelty(
+    features: Tensor, labels: Tensor, *, held_out: Tensor | None = None, folds: Tensor | None = None
+) -> Novelty:
+    """Fit the statistics to (N, D) training features with (N,) labels, or (N, K) of 0 and 1 for multi-label data.
+
+    Distances are calibrated on `held_out`, (M, D) features of other images. Without them, each of the `folds` is
+    measured by the statistics of the others, which is right only if the network was not trained on these images.
+    """
+    statistics = _fit_statistics(features, labels)
+    if held_out is not None:
+        return _calibrate(statistics, statistics.distance(held_out))
+    if len(features) < 2:
+        raise ConfigError(f"Novelty needs at least 2 training images (got {len(features)}).")
+    if folds is None or len(folds.unique()) < 2:
+        folds = torch.randperm(len(features), generator=torch.Generator().manual_seed(0)) % FOLDS
+    distances = [
+        _fit_statistics(features[folds != fold], labels[folds != fold]).distance(features[folds == fold])
+        for fold in folds.unique().tolist()
+    ]
+    return _calibrate(statistics, torch.cat(distances))
+
+
+def _calibrate(statistics: Novelty, distances: Tensor) -> Novelty:
+    """Return the statistics with the quantiles of these distances."""
+    positions = torch.linspace(0, 1, max(2, min(MAX_QUANTILES, len(distances))), dtype=torch.double)
+    quantiles = torch.quantile(distances.double(), positions).float()
+    return Novelty(
+        mean=statistics.mean,
+        whitening=statistics.whitening,
+        directions=statistics.directions,
+        quantiles=quantiles,
+    )
+
+
+def _fit_statistics(features: Tensor, labels: Tensor) -> Novelty:
+    features = features.double()
+    members = F.one_hot(labels).double() if labels.ndim == 1 else labels.double()
+    members = members[:, members.sum(0) > 0]
+    class_means = (members.T @ features) / members.sum(0)[:, None]
+    shares = members / members.sum(1, keepdim=True).clamp(min=1)
+    mean = features.mean(0)
+    precision = torch.linalg.inv(shrunk_covariance(features - shares @ class_means))
+    whitening = torch.linalg.cholesky(precision / precision.diagonal().mean())  # a cosine has no scale
+    directions = F.normalize((class_means - mean) @ whitening, dim=1)
+    return Novelty(
+        mean=mean.float(), whitening=whitening.float(), directions=directions.float(), quantiles=torch.zeros(2)
+    )
+
+
+def shrunk_covariance(residuals: Tensor) -> Tensor:
+    """Return the (D, D) covariance of centered (N, D) residuals, shrunk towards a sphere (Ledoit and Wolf 2004).
+
+    With fewer images than features the plain covariance has no inverse.
+    """
+    images, width = residuals.shape
+    covariance = residuals.T @ residuals / images
+    variance = covariance.diagonal().mean().clamp(min=1e-12)
+    sphere = variance * torch.eye(width, dtype=covariance.dtype)
+    distance = (covariance - sphere).square().sum()
+    squares = residuals.square()
+    noise = ((squares.T @ squares).sum() / images - covariance.square().sum()) / images
+    shrinkage = (noise / distance).clamp(0, 1) if distance > 0 else torch.ones(())
+    return (1 - shrinkage) * covariance + shrinkage.clamp(min=1e-6) * sphere
