@@ -49,7 +49,7 @@ def choose_evaluation_data(run: Run | None, data: str | Path | None, *, needs_tr
             fingerprint = _fingerprint(val, config["val"], config)
             if manifest.get("val_fingerprint", fingerprint) != fingerprint:
                 raise DataError(f"The dataset {config['val']} (--val) has changed since the run.", hint=NAME_DATASET)
-        splits = choose_splits(trained, val, config.get("val_fraction", VAL_FRACTION))
+        splits = choose_splits(trained, val, config.get("val_fraction", VAL_FRACTION), manifest.get("groups"))
         return EvaluationData(dataset=trained, train=splits.train, test=splits.test, reason=splits.reasons["test"])
     return _split_of(dataset, needs_train=needs_train)
 

@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,13 @@ import torch
 from vitral.data.dataset import NO_LABEL, DatasetIndex, Item
 from vitral.data.scan import Progress
 from vitral.errors import ConfigError
-from vitral.evaluation.feature_cache import cache_key, keep_features, model_digest, read_features
+from vitral.evaluation.feature_cache import cached_features
 from vitral.evaluation.label_errors import find_label_errors
 from vitral.evaluation.linear_probe import choose_folds, fit_probe
 from vitral.evaluation.near_duplicates import find_near_duplicates, group_pairs
 from vitral.files import as_text, atomic_path
 from vitral.inference.loaded_model import LoadedModel, load_model
-from vitral.inference.pipeline import ModelOutputs, make_loader, run_model
+from vitral.inference.pipeline import ModelOutputs
 
 MAX_IMAGE_SIZE = 224
 """Checkpoints trained at larger sizes are used at this one, rounded down to their patch size."""
@@ -131,14 +131,7 @@ def _features_of(
     model: LoadedModel, items: Sequence[Item], *, batch_size: int
 ) -> Generator[Progress, None, ModelOutputs]:
     """Return the features of some images, from the cache if they are there."""
-    items = [replace(item, label=0) for item in items]  # they do not depend on the labels
-    key = cache_key(model_digest(model), items)
-    if (cached := read_features(key, items)) is not None:
-        return cached
-    features = yield from run_model(make_loader(model, items, batch_size=batch_size), model.features)
-    model.check_finite(features.outputs)
-    keep_features(key, features)
-    return features
+    return (yield from cached_features(model, items, batch_size=batch_size))
 
 
 # ---- files ----

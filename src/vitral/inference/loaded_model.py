@@ -65,12 +65,13 @@ class LoadedModel:
             tokens = torch.cat([*first, inner.registers, inner.patches], dim=1)
             return tokens.bfloat16().cpu(), self.model.representation(features.pooled).float().cpu()
 
-    def logits_from(self, block: int, tokens: Tensor) -> Tensor:
-        """Return (B, K) logits of (B, N, D) tokens that have passed the blocks before this one."""
+    def features_from(self, block: int, tokens: Tensor) -> Tensor:
+        """Return (B, D), the input of the head, for (B, N, D) tokens that have passed the blocks before this one."""
         assert isinstance(self.model, ViT)
         grid = self.model.config.grid(*self.model.config.image_hw)
         with self._computing():
-            return self.model.forward_from(block, tokens.to(self.device), grid).float().cpu()
+            pooled = self.model.pool_from(block, tokens.to(self.device), grid)
+            return self.model.representation(pooled).float().cpu()
 
     def classify(self, features: Tensor) -> Tensor:
         """Return (B, K) logits of `features`, in float32 on the CPU."""

@@ -66,7 +66,9 @@ class ViT(nn.Module):
         With pool 'none' every token has logits: (B, N, K), or a list of (N, K)."""
         x, packing = self.embed(images)
         x, _ = self.encode(x, packing)
-        return self.classify(x, packing)
+        x = self.pool_tokens(x, packing)
+        logits = self.head(self.representation(x))
+        return packing.per_token(logits) if self.config.pool == "none" else logits
 
     def embed(self, images: Images) -> tuple[Sequences, Packing]:
         """Equation 1: z_0 = [x_class; x_p E] + E_pos."""
@@ -103,16 +105,11 @@ class ViT(nn.Module):
         x = self.pool(x, packing)
         return self.norm(x) if self.config.norm_after_pool else x
 
-    def classify(self, x: Sequences, packing: Packing) -> Tensor | list[Tensor]:
-        """Return the logits of encoded tokens."""
-        logits = self.head(self.representation(self.pool_tokens(x, packing)))
-        return packing.per_token(logits) if self.config.pool == "none" else logits
-
-    def forward_from(self, first: int, x: Float[Tensor, "B N D"], grid: tuple[int, int]) -> Float[Tensor, "B K"]:
-        """Return the logits of tokens that have passed the blocks before `first`."""
+    def pool_from(self, first: int, x: Float[Tensor, "B N D"], grid: tuple[int, int]) -> Float[Tensor, "B pooled"]:
+        """Return the pooled vectors of tokens that have passed the blocks before `first`."""
         packing = Packing((Group(x.shape[0], grid, self.config.extra_tokens),), None)
         x, _ = self.encode(x, packing, first=first)
-        return cast("Tensor", self.classify(x, packing))
+        return self.pool_tokens(x, packing)
 
     @overload
     def features(self, images: Tensor, layers: int | Iterable[int] = ()) -> Features: ...

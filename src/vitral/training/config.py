@@ -140,6 +140,9 @@ class TrainConfig:
     group_by: str | None = None
     """Keep images of one group in one split: a column of the table, or a regular expression on the names of the images
     whose first parenthesis is the name of the group."""
+    near_duplicates: Literal["auto", "group", "ignore"] = "auto"
+    """group: find near-duplicates by the features of the checkpoint and keep them in one split; ignore: do not search;
+    auto: group datasets without a test split that have at most 10,000 images, if there is time."""
     drop: str | None = None
     """CSV file with the names of images to leave out of the train and validation splits."""
     model: str = "auto"

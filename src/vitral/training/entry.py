@@ -15,7 +15,7 @@ from vitral.training.events import Candidate, Chosen, Event, Finished, Started, 
 from vitral.training.job import Job
 from vitral.training.loop import train_loop
 from vitral.training.prepare import prepare
-from vitral.training.records import make_manifest
+from vitral.training.records import make_manifest, write_findings
 from vitral.training.request import Request, collect_settings, pop_network, reopen
 from vitral.training.schedule import Pace
 from vitral.training.selection import BestEpoch
@@ -58,6 +58,7 @@ def _start(request: Request, folder: Path | None) -> Iterator[Event]:
     with job.run.claim():
         job.run.write_config(as_toml(job.config))
         job.run.write_manifest(make_manifest(job))
+        write_findings(job)
         yield from train_loop(job, start_state(job))
 
 
@@ -95,7 +96,12 @@ def _resume(run: Run, config: ResolvedConfig, network: Network | None) -> Iterat
             yield Warned(message=f"{run.manifest} is missing, so changes of the dataset cannot be detected.")
         choices = tuple(Chosen(name=name, value=value, reason=reason) for name, value, reason in manifest["choices"])
         candidates = tuple(Candidate(**candidate) for candidate in manifest.get("candidates", ()))
-        job = replace(job, choices=choices, candidates=job.candidates or candidates)
+        job = replace(
+            job,
+            choices=choices,
+            candidates=job.candidates or candidates,
+            findings=job.findings or manifest.get("findings", {}),
+        )
         state = yield from _restore(job)
         if state is None:
             yield Warned(message="The run ended before its first state was saved; it starts over.")

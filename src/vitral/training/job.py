@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
@@ -33,6 +34,7 @@ MAX_SCORED_EPOCHS, MAX_SCORED_IN_BUDGET = 200, 5
 """A run of thousands of short epochs would measure and save more than it learns."""
 MAX_TUNED_EPOCHS = 40
 """More passes over the training images than this are not worth the time that is left of a budget."""
+MAX_PLAIN_IMAGES = 1000
 REFIT_LR = 0.5
 """Peak learning rate of the refit, as a fraction of that of the training before it."""
 COMPARED_MODELS = 3
@@ -70,6 +72,10 @@ class Job:
     tokens: TokenSet | None = None
     candidates: tuple[Candidate, ...] = ()
     """What was tried before the first step."""
+    groups: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The group of each image with near-duplicates."""
+    findings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Likely label errors and near-duplicates, as plain values."""
     budget: Budget | None = None
     """The time budget, if this process started the run."""
 
@@ -106,6 +112,17 @@ class Job:
             return REFIT_LR * lr_factor(self.config.optim, position, planned, max(1, planned // 20))
         return lr_factor(self.config.optim, position, planned, self.warmup_steps)
 
+    def plain_samples(self) -> tuple[Loader, Loader]:
+        """Return loaders of the training images as they are, at most 1,000, and of the validation images."""
+        if isinstance(self.train, TokenLoader):
+            rows = self.train.rows[:: max(1, len(self.train.rows) // MAX_PLAIN_IMAGES)]
+            return replace(self.train, rows=rows, shuffle=False), self.validation
+        assert isinstance(self.validation, BatchLoader)
+        images = self.validation.images
+        items = sample_items(self.splits.train, MAX_PLAIN_IMAGES)
+        plain = replace(self.validation, images=ImageDataset(items, images.preprocess, patch=images.patch))
+        return plain, plain if self.splits.validation is self.splits.train else self.validation
+
     def timely_test(self) -> BatchLoader:
         """Return the test split, or a sample of it if too little is left of the time budget."""
         if self.budget is None or not self.budget.test_image:
@@ -134,7 +151,8 @@ class Job:
             images = len(self.validation.rows)
         epoch = self.train.batches_per_epoch
         left = self.budget.left - len(self.test.images) * self.budget.test_image
-        left -= comparisons * images * self.budget.validation_image
+        plain = min(MAX_PLAIN_IMAGES, len(self.splits.train)) + images  # for the novelty of images
+        left -= (comparisons * images + plain) * self.budget.validation_image
         scored = images * self.budget.validation_image / max(epoch, self.steps / MAX_SCORED_IN_BUDGET)
         refit = 0.0 if self.refit is None else self.refit.batches_per_epoch / epoch
         return int((left - refit * step * step_seconds) / (step_seconds * (1 + refit) + scored))

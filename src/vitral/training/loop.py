@@ -36,6 +36,7 @@ from vitral.training.schedule import Pace
 from vitral.training.selection import BestEpoch
 from vitral.training.state import TrainState, save_state
 from vitral.training.step import TrainingError
+from vitral.training.tasks.classification import Classification
 
 Result = TypeVar("Result")
 CURVE_POINTS = 200
@@ -306,6 +307,9 @@ def _finish(job: Job, state: TrainState, signals: list[int]) -> Iterator[Event]:
         return
     state.unreadable.add(measured.unreadable, job.run)
     yield from _warn_unreadable(job, state)
+    if isinstance(job.learner.task, Classification) and not job.is_custom:
+        novelty = job.learner.task.fit_novelty(model, job.run, *job.plain_samples())
+        yield from novelty
     job.run.plots.mkdir(exist_ok=True)
     job.learner.task.draw(model, job.run, measured.report, job.splits.test)
     write_report(job, state, measured.report, list_candidates(job, state))

@@ -2,10 +2,11 @@
 
 import os
 import time
-from collections.abc import Generator
-from dataclasses import replace
+from collections.abc import Generator, Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,6 +27,7 @@ from vitral.training.budget import MIN_STEPS, Budget
 from vitral.training.config import ResolvedConfig, TrainConfig
 from vitral.training.events import Chosen, Event, Warned
 from vitral.training.job import Job
+from vitral.training.near_duplicates import NearDuplicates, search_near_duplicates
 from vitral.training.networks import build_model, hash_base, name_model
 from vitral.training.request import Request
 from vitral.training.state import has_state
@@ -50,7 +52,17 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     val = None if request.config.val is None else open_dataset(request.config.val, labeled=is_labeled)
     yield from (Warned(message=note) for note in dataset.notes)
     yield from request.choices
-    splits = split_dataset(dataset, val, request.config)
+    is_resumed = isinstance(run, Run) and has_state(run.state)
+    budget = None
+    if request.config.minutes is not None and not is_resumed:  # a resumed run repeats what was planned
+        budget = Budget(end=start + 60 * request.config.minutes)
+    if isinstance(run, Run) and is_resumed:
+        duplicates = NearDuplicates(groups=run.read_manifest().get("groups", {}))
+    else:
+        duplicates = yield from search_near_duplicates(request.config, dataset, budget)
+        is_grouped = "group" if duplicates.pairs else "ignore"
+        request = replace(request, config=replace(request.config, near_duplicates=is_grouped))
+    splits = split_dataset(dataset, val, request.config, duplicates.groups)
     yield from (Warned(message=note) for note in splits.notes)
     sizes = {"test": len(splits.test), "validation": len(splits.validation)}
     made = [Chosen(name=name, value=f"{size:,} images", reason=splits.reasons[name]) for name, size in sizes.items()]
@@ -58,10 +70,6 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     config, resolved = resolve_request(request, dataset, splits)
     yield from resolved
     splits = limit_splits(splits, config)
-    is_resumed = isinstance(run, Run) and has_state(run.state)
-    budget = None
-    if config.minutes is not None and not is_resumed:  # a resumed run repeats what was planned
-        budget = Budget(end=start + 60 * config.minutes)
     if config.starts_with_probe and isinstance(run, Run) and is_resumed:
         warm = yield from resume(config, dataset, splits, run)
     elif config.starts_with_probe:
@@ -77,9 +85,21 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
         assert budget is not None
         job, planned = plan_epochs(job, budget, warm.image_seconds)
         yield planned
+    job = replace(job, groups=duplicates.groups, findings=list_findings(warm, duplicates))
     if 0 < job.steps <= job.warmup_steps:
         yield Warned(message=f"The warmup takes {job.warmup_steps:,} of {job.steps:,} steps. Set optim.warmup_steps.")
     return job
+
+
+def list_findings(warm: WarmStart, duplicates: NearDuplicates) -> Mapping[str, Any]:
+    """Return what the features of a new run say about its dataset, as plain values."""
+    if warm.probe is None:
+        return {}
+    return {
+        "label_errors": [asdict(row) for row in warm.probe.label_errors],
+        "near_duplicates": [asdict(row) for row in duplicates.rows(warm.splits)],
+        "random_split": duplicates.as_dict(),
+    }
 
 
 def make_job(
@@ -137,13 +157,15 @@ def check_single_process() -> None:
         raise ConfigError(f"WORLD_SIZE={world}, but vitral trains in one process.", hint="Start it without torchrun.")
 
 
-def split_dataset(dataset: DatasetIndex, val: DatasetIndex | None, config: TrainConfig) -> Splits:
+def split_dataset(
+    dataset: DatasetIndex, val: DatasetIndex | None, config: TrainConfig, groups: Mapping[str, str] | None = None
+) -> Splits:
     """Return the splits. DataError if they cannot be trained or tested on."""
     if config.objective == "classify":
         check_classes(dataset)
     if val is not None and val.multi_label != dataset.multi_label:
         raise DataError("Either DATA or --val has several labels per image, but the other has one.")
-    splits = choose_splits(dataset, val, config.val_fraction)
+    splits = choose_splits(dataset, val, config.val_fraction, groups)
     sample_headers(splits.test, HEADERS_SAMPLED, required=True)
     return splits
 

@@ -13,8 +13,10 @@ from torch import Tensor
 from vitral.data.dataset import Item
 from vitral.data.scan import Progress
 from vitral.evaluation.feature_cache import cached_features
+from vitral.evaluation.label_errors import find_label_errors
 from vitral.evaluation.linear_probe import LinearProbe, choose_folds, fit_probe, refit_probe
 from vitral.evaluation.metrics import Scores, score, wilson
+from vitral.evaluation.suspects import LabelErrorRow
 from vitral.inference.loaded_model import LoadedModel
 from vitral.inference.pipeline import ModelOutputs
 from vitral.model.config import Pool, ViTConfig
@@ -50,6 +52,8 @@ class Probe:
     """On images that the probe was not fitted to: the validation split, or out of fold."""
     candidates: tuple[Candidate, ...]
     """One per kind of pooling that was tried, and the best of them on the validation split."""
+    label_errors: tuple[LabelErrorRow, ...] = ()
+    """Training and validation images whose label is probably wrong."""
 
     def save(self, path: Path) -> None:
         """Write both heads, which a resumed run needs."""
@@ -75,6 +79,8 @@ class ProbeFeatures:
     validation: Sequence[Tensor]
     """(N, D) per view; one view unless a head is fitted to them; none without validation images."""
     validation_labels: Tensor
+    items: Sequence[Item]
+    """The training images, then the validation images."""
     seconds: float
 
     @property
@@ -84,11 +90,20 @@ class ProbeFeatures:
 
 
 def fit_probes(
-    features: ProbeFeatures, config: ResolvedConfig, *, classes: int, pools: Mapping[str, slice], can_refit: bool
+    features: ProbeFeatures,
+    config: ResolvedConfig,
+    *,
+    names: Sequence[str],
+    pools: Mapping[str, slice],
+    groups: Mapping[str, str],
+    can_refit: bool,
 ) -> Generator[Event, None, Probe]:
-    """Fit a probe to each kind of pooled features and return the best by cross-validated loss."""
-    labels = features.labels
-    folds = choose_folds(labels, seed=config.seed)
+    """Fit a probe to each kind of pooled features and return the best by cross-validated loss.
+
+    `names` are those of the classes. Images of one of the `groups` are in one fold.
+    """
+    labels, classes = features.labels, len(names)
+    folds = choose_folds(labels, seed=config.seed, groups=_group_numbers(features.items[: len(labels)], groups))
     weights = _class_weights(labels, config, classes)
     probes: dict[str, LinearProbe] = {}
     scores: dict[str, Scores] = {}
@@ -104,9 +119,10 @@ def fit_probes(
     best = min(scores, key=lambda pool: scores[pool].loss)
     probe, columns = probes[best], pools[best]
     chosen, index, head = scores[best], list(pools).index(best), Head(probe.weight, probe.bias)
-    final_head = head
+    final_head, held_out = head, probe.out_of_fold[:0]
     if features.validation:
-        chosen = score(probe(features.validation[0][:, columns]), features.validation_labels)
+        held_out = probe(features.validation[0][:, columns])
+        chosen = score(held_out, features.validation_labels)
         index = len(candidates)
         evidence = f"{chosen.images:,} validation images"
         candidates.append(describe_candidate("probe", chosen, evidence, seconds=features.seconds))
@@ -114,7 +130,40 @@ def fit_probes(
             final_head = _fit_to_all(probe, features, config, columns)
     candidates[index] = replace(candidates[index], chosen=True)
     yield from candidates
-    return Probe(head=head, final_head=final_head, pool=best, scores=chosen, candidates=tuple(candidates))
+    return Probe(
+        head=head,
+        final_head=final_head,
+        pool=best,
+        scores=chosen,
+        candidates=tuple(candidates),
+        label_errors=_label_errors(features, torch.cat([probe.out_of_fold, held_out]), folds, names),
+    )
+
+
+def _group_numbers(items: Sequence[Item], groups: Mapping[str, str]) -> Tensor:
+    """Return (N,): a number per group, in order of appearance. Images without a group have one of their own."""
+    numbers: dict[str, int] = {}
+    return torch.tensor([numbers.setdefault(groups.get(item.key, item.key), len(numbers)) for item in items])
+
+
+def _label_errors(
+    features: ProbeFeatures, logits: Tensor, folds: Tensor, names: Sequence[str]
+) -> tuple[LabelErrorRow, ...]:
+    """Return the images whose label is probably wrong. The validation images, in no fold, count as another one."""
+    labels = torch.cat([features.labels, features.validation_labels])
+    if labels.ndim == 2:
+        return ()
+    folds = torch.cat([folds, torch.full((len(features.validation_labels),), -1)])
+    return tuple(
+        LabelErrorRow(
+            file=features.items[error.index].key,
+            label=names[error.label],
+            suggested=names[error.suggested],
+            probability=error.probability,
+            score=error.score,
+        )
+        for error in find_label_errors(logits, labels, folds=folds)
+    )
 
 
 def _fit_to_all(probe: LinearProbe, features: ProbeFeatures, config: ResolvedConfig, columns: slice) -> Head:
@@ -202,6 +251,7 @@ def compute_features(
         labels=views[0].labels,
         validation=[view.outputs for view in held_out],
         validation_labels=held_out[0].labels if held_out else views[0].labels[:0],
+        items=[part.items[int(index)] for part in (views[0], *held_out[:1]) for index in part.indices],
         seconds=time.perf_counter() - start,
     )
 
@@ -219,6 +269,7 @@ def compute_tokens(
         labels=tokens.labels[:trained],
         validation=[part for view in views if len(part := view[trained:])],
         validation_labels=tokens.labels[trained:],
+        items=[tokens.items[int(index)] for index in tokens.indices],
         seconds=time.perf_counter() - start,
     )
     return tokens, features

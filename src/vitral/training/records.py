@@ -2,20 +2,25 @@
 
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
 from vitral import __version__
-from vitral.data.contact_sheet import contact_sheet
+from vitral.data.contact_sheet import contact_sheet, thumbnail
 from vitral.data.dataset import class_counts
+from vitral.data.headers import BadImageError
+from vitral.evaluation.suspects import LabelErrorRow, NearDuplicateRow, Suspects, write_suspects
 from vitral.runs import quote
 from vitral.training.events import Candidate
 from vitral.training.job import Job
 from vitral.training.state import TrainState
 
 SPLITS = ("train", "validation", "test")
+MAX_FINDINGS, MAX_THUMBNAILS = 200, 12
+"""Label errors and near-duplicates in report.json, and thumbnails among them; the CSV files have all."""
 
 
 def describe_machine(device: str) -> dict[str, Any]:
@@ -41,6 +46,8 @@ def make_manifest(job: Job) -> dict[str, Any]:
         "images": {name: len(getattr(job.splits, name)) for name in SPLITS},
         "choices": [[choice.name, str(choice.value), choice.reason] for choice in job.choices],
         "candidates": [asdict(candidate) for candidate in job.candidates],
+        "groups": dict(job.groups),
+        "findings": dict(job.findings),
         "resumes": [],
         "base_sha256": job.base_sha256,
     }
@@ -65,6 +72,7 @@ def write_report(job: Job, state: TrainState, test: dict[str, Any], candidates: 
             "parameters": sum(parameter.numel() for parameter in job.learner.model.parameters()),
             "candidates": [asdict(candidate) for candidate in candidates],
             "data": _describe_data(job),
+            **_describe_findings(job),
             "choices": [asdict(choice) | {"value": str(choice.value)} for choice in job.choices],
             "environment": describe_machine(config.device),
             "command": f"vitral train {quote(config.data)} --recipe none --config {quote(str(run.config))}",
@@ -91,3 +99,35 @@ def _describe_data(job: Job) -> dict[str, Any]:
         "reasons": job.splits.reasons,
         "notes": [*dataset.notes, *job.splits.notes],
     }
+
+
+def _describe_findings(job: Job) -> dict[str, Any]:
+    """Return the likely label errors, the first ones with thumbnails, and the near-duplicates for report.json."""
+    if not job.findings:
+        return {}
+    errors = job.findings["label_errors"][:MAX_FINDINGS]
+    by_key = {item.key: item for name in SPLITS for item in getattr(job.splits, name)}
+    rows: list[dict[str, Any]] = []
+    for number, error in enumerate(errors, 1):
+        row = {"key": error["file"], **{name: error[name] for name in ("label", "suggested", "probability")}}
+        if number <= MAX_THUMBNAILS:
+            row["thumbnail"] = f"label-error-{number:02d}.png"
+            with suppress(BadImageError, KeyError):  # the report can do without
+                thumbnail(by_key[row["key"]]).save(job.run.plots / row["thumbnail"])
+        rows.append(row)
+    pairs = [{"key": row["file"], **row} for row in job.findings["near_duplicates"][:MAX_FINDINGS]]
+    return {"label_errors": rows, "near_duplicates": pairs, "random_split": job.findings["random_split"]}
+
+
+def write_findings(job: Job) -> None:
+    """Write all likely label errors and near-duplicates as CSV files, as `vitral data --from` does."""
+    if not job.findings:
+        return
+    suspects = Suspects(
+        images=len(job.splits.train) + len(job.splits.validation),
+        label_errors=tuple(LabelErrorRow(**row) for row in job.findings["label_errors"]),
+        near_duplicates=tuple(NearDuplicateRow(**row) for row in job.findings["near_duplicates"]),
+        unreadable=(),
+        notes=(),
+    )
+    write_suspects(suspects, job.run.folder)

@@ -1,14 +1,12 @@
 """Start from a checkpoint: make its images fit the time, compute their features, and fit the linear probe."""
 
-import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from math import ceil
 
 import torch
 
-from vitral.data.batches import ImageDataset
-from vitral.data.dataset import DatasetIndex, Item
+from vitral.data.dataset import DatasetIndex
 from vitral.data.splits import Splits, sample_items
 from vitral.inference.loaded_model import LoadedModel
 from vitral.model.network import Network
@@ -32,9 +30,8 @@ from vitral.training.probe import (
     with_head,
     with_pool,
 )
+from vitral.training.timing import time_image
 from vitral.training.tokens import TokenPlan, TokenSet, affordable_views, restore_tokens, token_bytes
-
-TIMED_IMAGES = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,7 +73,9 @@ def begin(
     model = as_loaded(with_pool(network, list(pools)[-1]), preprocess, config, dataset)
     features, tokens = yield from _compute(model, config, dataset, splits)
     can_refit = config.refit and config.tune.what != "probe"
-    probe = yield from fit_probes(features, config, classes=len(dataset.classes), pools=pools, can_refit=can_refit)
+    probe = yield from fit_probes(
+        features, config, names=dataset.classes, pools=pools, groups=splits.groups, can_refit=can_refit
+    )
     if probe.pool != pool:
         config = replace(config, network={**config.network, "pool": probe.pool, "class_token": True})
     return WarmStart(
@@ -200,25 +199,6 @@ def fit_into(
         tune=replace(config.tune, views=min(plan.views, config.tune.views)),
     )
     return config, choices
-
-
-def time_image(model: LoadedModel, items: Sequence[Item]) -> float:
-    """Return the seconds per image of reading it and of a forward pass in a batch, the faster of two tries."""
-    images = ImageDataset(items, model.preprocess, patch=model.model.config.step_hw)
-    numbers = range(min(TIMED_IMAGES, len(items)))
-    start = time.perf_counter()
-    loaded = [image for _, image in (images[0, number] for number in numbers) if isinstance(image, torch.Tensor)]
-    reading = (time.perf_counter() - start) / len(numbers)
-    size = model.model.config.image_hw
-    batch = torch.stack(loaded) if len({image.shape for image in loaded}) == 1 else None
-    if batch is None:  # unreadable, or of several sizes
-        batch = torch.zeros(TIMED_IMAGES, model.preprocess.channels, *size, dtype=torch.uint8)
-    times: list[float] = []
-    for _ in range(2):
-        start = time.perf_counter()
-        model.features(batch)
-        times.append((time.perf_counter() - start) / len(batch))
-    return reading + min(times)
 
 
 def step_cost(config: ResolvedConfig, network: Network) -> float:

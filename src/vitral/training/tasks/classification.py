@@ -19,6 +19,7 @@ from vitral.data.splits import Splits
 from vitral.evaluation.metrics import score
 from vitral.evaluation.results import summarize
 from vitral.inference.loaded_model import LoadedModel, to_device
+from vitral.inference.novelty import fit_novelty
 from vitral.inference.pipeline import ModelOutputs, run_model
 from vitral.model.network import Network
 from vitral.model.vit import ViT
@@ -43,16 +44,18 @@ class Classification:
         self.extra = nn.Module()
         self.device = torch.device(config.device)
         self.first_block = len(model.blocks) - config.tune.blocks if config.tune.views else 0
-        forward: Callable[..., Tensor] = model
-        if config.tune.views:  # batches are tokens that have passed the blocks before the first one
-            assert isinstance(model, ViT)
-            grid = model.config.grid(*model.config.image_hw)
-            forward = partial(model.forward_from, self.first_block, grid=grid)
+        forward = partial(self._forward_tokens, model) if config.tune.views else model
         self.network: Callable[..., Tensor] = torch.compile(forward) if config.compile else forward  # pyright: ignore[reportUnknownMemberType]
         self.class_weights: Tensor | None = None
         if config.loss.class_weights == "balanced":
             counts = class_counts(splits.train, len(dataset.classes))
             self.class_weights = balanced_weights(counts).to(self.device)
+
+    def _forward_tokens(self, model: Network, tokens: Tensor) -> Tensor:
+        """Return the logits of tokens that have passed the frozen blocks."""
+        assert isinstance(model, ViT)
+        grid = model.config.grid(*model.config.image_hw)
+        return model.head(model.representation(model.pool_from(self.first_block, tokens, grid)))
 
     def prepare(self, batch: Batch, step: int) -> PreparedBatch:
         targets = soft_targets(batch.labels, len(self.dataset.classes), self.config.loss.smoothing).to(self.device)
@@ -85,9 +88,24 @@ class Classification:
 
     def predict(self, model: Network, loader: Loader) -> Generator[Event, None, ModelOutputs]:
         """Return the logits of the validation images."""
+        if not self.first_block:
+            loaded = self.load_trained(model, self.config.precision)
+            return (yield from measuring(run_model(loader, loaded.logits), "validation"))
+        features = yield from self.features(model, loader, "validation")
+        return replace(features, outputs=self.load_trained(model, self.config.precision).classify(features.outputs))
+
+    def features(self, model: Network, loader: Loader, what: str) -> Generator[Event, None, ModelOutputs]:
+        """Return the inputs of the head."""
         loaded = self.load_trained(model, self.config.precision)
-        compute: Any = partial(loaded.logits_from, self.first_block) if self.first_block else loaded.logits
-        return (yield from measuring(run_model(loader, compute), "validation"))
+        compute: Any = partial(loaded.features_from, self.first_block) if self.first_block else loaded.features
+        return (yield from measuring(run_model(loader, compute), what))
+
+    def fit_novelty(self, model: Network, run: Run, train: Loader, validation: Loader) -> Generator[Event, None, None]:
+        """Write what tells how unusual an image is: the spread of training features, and of validation features."""
+        fitted = yield from self.features(model, train, "novelty")
+        held_out = None if validation is train else (yield from self.features(model, validation, "novelty")).outputs
+        if len(fitted.outputs) > 1 and (held_out is None or len(held_out) > 1):
+            fit_novelty(fitted.outputs, fitted.labels, held_out=held_out).save(run.novelty)
 
     def load_trained(self, model: Network, precision: str) -> LoadedModel:
         """Return the model as it is now, ready to run."""
