@@ -63,9 +63,9 @@ def find_models(words: tuple[str, ...]) -> list[str]:
         pass
     if names := _matching({name: f"{name} {_description(name)}" for name in NAMES}, words):
         return names
-    known = {word for name in NAMES for word in (name, *_description(name).split())}
+    vocabulary = {word for name in NAMES for word in (name, *_description(name).split())}
     hint = "Pass --pretrained to list published checkpoints." if _matching(_CHECKPOINT_WORDS, words) else None
-    raise _no_match("model", words, known, hint, "vitral models")
+    raise _no_match("model", words, vocabulary, hint, "vitral models")
 
 
 def find_checkpoints(words: tuple[str, ...]) -> list[str]:
@@ -83,8 +83,8 @@ def _matching(texts: Mapping[str, str], words: tuple[str, ...]) -> list[str]:
     return [name for name, text in texts.items() if all(word.lower() in text.lower() for word in words)]
 
 
-def _no_match(kind: str, words: tuple[str, ...], known: set[str], hint: str | None, command: str) -> ConfigError:
-    hint = hint or next(filter(None, (did_you_mean(word, known) for word in words)), None)
+def _no_match(kind: str, words: tuple[str, ...], vocabulary: set[str], hint: str | None, command: str) -> ConfigError:
+    hint = hint or next(filter(None, (did_you_mean(word, vocabulary) for word in words)), None)
     hint = hint or f"Run `{command}` to list them all."
     return ConfigError(f"No {kind} matches {' '.join(map(repr, words))}.", hint=hint)
 

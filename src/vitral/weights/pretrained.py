@@ -16,7 +16,7 @@ from vitral.model.sizes import NAMES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """Where published accuracies are from."""
+    """A publication that states accuracies, and how it measured them."""
 
     protocol: str
     """How the accuracy was measured."""
