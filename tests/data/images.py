@@ -31,7 +31,7 @@ def encoded(image: Image.Image, format: str, **options: Any) -> bytes:
 
 
 def as_heic(image: Image.Image, quality: int = 90, **options: Any) -> bytes:
-    """Return the bytes of a HEIC file. It is written without registering HEIC with Pillow, which vitral must not need."""
+    """Return the bytes of a HEIC file. HEIC is not registered with Pillow, which vitral must not need."""
     stream = io.BytesIO()
     pillow_heif.from_pillow(image).save(stream, quality=quality, **options)
     return stream.getvalue()

@@ -5,6 +5,7 @@ import struct
 # Red, green and blue as XYZ under D50, as ICC profiles store them.
 DISPLAY_P3 = ((0.51512, 0.24120, -0.00105), (0.29198, 0.69225, 0.04189), (0.15710, 0.06657, 0.78407))
 SRGB = ((0.43607, 0.22249, 0.01392), (0.38515, 0.71687, 0.09708), (0.14307, 0.06061, 0.71410))
+_BANDS = (b"r", b"g", b"b")
 _CURVE = (2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045)  # of sRGB, which Display P3 shares
 
 
@@ -18,8 +19,8 @@ def rgb_profile(primaries: tuple[tuple[float, float, float], ...]) -> bytes:
     words = b"mluc" + bytes(4) + struct.pack(">II2s2sII", 1, 12, b"en", b"US", len(text), 28) + text
     curve = b"para" + bytes(4) + struct.pack(">HH", 3, 0) + _fixed(*_CURVE)
     tags = {b"desc": words, b"cprt": words, b"wtpt": b"XYZ " + bytes(4) + _fixed(0.9642, 1.0, 0.8249)}
-    tags |= {name + b"XYZ": b"XYZ " + bytes(4) + _fixed(*xyz) for name, xyz in zip((b"r", b"g", b"b"), primaries)}
-    tags |= {name + b"TRC": curve for name in (b"r", b"g", b"b")}
+    tags |= {name + b"XYZ": b"XYZ " + bytes(4) + _fixed(*xyz) for name, xyz in zip(_BANDS, primaries, strict=True)}
+    tags |= {name + b"TRC": curve for name in _BANDS}
     return _profile(b"RGB ", tags)
 
 

@@ -14,7 +14,7 @@ from vitral.data.sources import open_dataset
 from vitral.data.splits import choose_splits
 
 BURST = r"(IMG\d+)_\d"
-TRAIN = ("--model", "vit-pico4", "--image-size", "16", "--steps", "4", "--batch-size", "8", "--device", "cpu")
+TRAIN = ("--model", "vit-pico4", "--image-size", "16", "--steps", "4", "--batch-size", "8", "--workers", "0")
 
 
 @pytest.fixture(scope="module")

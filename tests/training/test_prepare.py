@@ -106,7 +106,7 @@ def test_a_test_split_that_cannot_be_read_is_refused(folder: Path, tmp_path: Pat
     val = class_folders(tmp_path / "val", {"red": 2, "green": 2, "blue": 2})
     for path in val.rglob("*.png"):
         path.write_bytes(b"")
-    with pytest.raises(vitral.DataError, match="None of the 6 test images"):
+    with pytest.raises(vitral.DataError, match="None of the 6 images that were tried"):
         train(folder, tmp_path / "run", val=str(val))
 
 

@@ -1,4 +1,4 @@
-"""Convert colors to sRGB, which models expect. Phones write wider color spaces and embed an ICC profile that says so."""
+"""Convert colors to sRGB, which models expect, from the ICC profile of a file. Phones write Display P3."""
 
 import io
 from functools import lru_cache

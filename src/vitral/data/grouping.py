@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from vitral.data.dataset import DatasetIndex
+from vitral.data.dataset import NO_LABEL, DatasetIndex
 from vitral.data.sources.table import column_names, read_column
 from vitral.errors import ConfigError, DataError, did_you_mean, short_repr
 
@@ -82,8 +82,7 @@ def _find_problems(data: DatasetIndex, groups: Mapping[str, str]) -> Iterator[st
     for item in train:
         for label in item.labels:
             groups_of.setdefault(label, set()).add(groups[item.key])
-    if single := [
-        data.classes[label] for label, members in sorted(groups_of.items()) if len(members) == 1 and label >= 0
-    ]:
+    labels = [label for label, members in sorted(groups_of.items()) if len(members) == 1 and label != NO_LABEL]
+    if single := [data.classes[label] for label in labels]:
         names = ", ".join(single[:_MAX_NAMES]) + (" and more" if len(single) > _MAX_NAMES else "")
         yield f"Classes with one group, of which no image can be held out: {names}."

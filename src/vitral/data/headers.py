@@ -24,21 +24,8 @@ from vitral.errors import DataError
 
 Pixels = np.ndarray
 """uint8 (height, width, channels)."""
-SUFFIXES = (
-    ".jpg",
-    ".jpeg",
-    ".png",
-    ".webp",
-    ".gif",
-    ".bmp",
-    ".tif",
-    ".tiff",
-    ".npy",
-    ".avif",
-    ".heic",
-    ".heif",
-    ".hif",
-)
+_PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".heic", ".heif", ".hif")
+SUFFIXES = (*_PHOTO_SUFFIXES, ".gif", ".bmp", ".tif", ".tiff", ".npy")
 MAX_BYTES = 256 * 2**20
 MAX_PIXELS = 89_000_000
 MAX_SIDE = 65_500

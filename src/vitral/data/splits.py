@@ -143,7 +143,7 @@ def split_off(
         for label in item.labels:
             groups_of.setdefault(label, set()).add(leaders[item.key])
     position = {leader: _hash_position(leader, salt) for members in groups_of.values() for leader in members}
-    chosen = {leader for leader, place in position.items() if place < fraction}
+    chosen = {leader for leader in position if position[leader] < fraction}
     for members in groups_of.values():
         groups = sorted(members, key=position.__getitem__)
         inside = [leader for leader in groups if leader in chosen]
