@@ -19,10 +19,10 @@ def predict_flipped(images: int, classes: int, *, flipped: int, distance: float 
     return probe.out_of_fold, labels, truth
 
 
-@pytest.mark.parametrize(("images", "classes"), [(400, 4), (60, 10)])  # 100 and 6 images per class
+@pytest.mark.parametrize(("images", "classes"), [(400, 4), (100, 10)])  # 100 and 10 images per class
 def test_flipped_labels_are_found_and_corrected(images: int, classes: int) -> None:
     flipped = images // 20
-    logits, labels, truth = predict_flipped(images, classes, flipped=flipped)
+    logits, labels, truth = predict_flipped(images, classes, flipped=flipped, distance=1.5)
     errors = find_label_errors(logits, labels)
     found = {error.index for error in errors}
     assert len(found & set(range(flipped))) >= 0.8 * flipped
@@ -35,7 +35,7 @@ def test_flipped_labels_are_found_and_corrected(images: int, classes: int) -> No
 
 
 def test_correct_labels_of_separate_classes_are_not_suspects() -> None:
-    logits, labels, _ = predict_flipped(200, 4, flipped=0, distance=5.0)
+    logits, labels, _ = predict_flipped(80, 4, flipped=0, distance=3.0)
     assert find_label_errors(logits, labels) == []
 
 

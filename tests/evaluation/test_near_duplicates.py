@@ -13,14 +13,16 @@ from vitral.evaluation.near_duplicates import (
     group_keys,
     group_pairs,
 )
+from vitral.inference.novelty import fit_whitening
 
 
 @pytest.mark.parametrize("max_similarities", [2**24, 500])  # in one block, and in many
 def test_pairs_equal_scikit_learns_neighbors(max_similarities: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(near_duplicates, "MAX_SIMILARITIES", max_similarities)
     features = torch.randn(120, 6)
-    neighbors = NearestNeighbors(metric="cosine", radius=0.1).fit(features.numpy())
-    distances, indices = neighbors.radius_neighbors(features.numpy())
+    mean, whitening = fit_whitening(features)
+    whitened = ((features - mean) @ whitening).numpy()
+    distances, indices = NearestNeighbors(metric="cosine", radius=0.1).fit(whitened).radius_neighbors(whitened)
     expected = {
         (first, int(second)): 1 - distance
         for first, (row, columns) in enumerate(zip(distances, indices, strict=True))
@@ -47,8 +49,25 @@ def test_groups_are_chains_of_pairs() -> None:
     assert group_keys("abcdef", pairs) == {"a": "a", "b": "b", "c": "b", "d": "b", "e": "b", "f": "f"}
 
 
+def test_ordinary_images_and_the_scale_of_the_features_do_not_matter() -> None:
+    features = torch.randn(200, 32) * torch.linspace(0.01, 5, 32) + 20
+    copies = features[:10] + 0.02 * features.std(0) * torch.randn(10, 32)
+    pairs = find_near_duplicates(torch.cat([features, copies]))
+    assert {(pair.first, pair.second) for pair in pairs} == {(index, 200 + index) for index in range(10)}
+
+
+def test_a_class_that_fills_one_direction_has_no_near_duplicates() -> None:
+    """Features of a supervised model have cosines near 1 within a class."""
+    centers = 50 * torch.randn(4, 64)
+    features = centers[torch.arange(400) % 4] + torch.randn(400, 64)
+    cosine = torch.nn.functional.cosine_similarity(features[0], features[4], dim=0)
+    assert cosine > 0.99
+    assert find_near_duplicates(features) == []
+
+
 def test_without_images() -> None:
     assert find_near_duplicates(torch.empty(0, 8)) == []
+    assert find_near_duplicates(torch.ones(9, 8)) == []
     assert group_pairs([], 0).shape == (0,)
 
 

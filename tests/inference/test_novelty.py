@@ -33,7 +33,7 @@ def test_levels_reject_as_many_ordinary_images_as_they_state(has_held_out: bool)
     scores = novelty.score(clusters(4000, seed=2)[0])
     for level in (0.5, 0.9, 0.95, 0.99):
         rejected = (scores >= level).double().mean().item()
-        assert rejected == pytest.approx(1 - level, abs=0.025)  # the standard error at 0.5 is 0.014 for 2,000 images
+        assert rejected == pytest.approx(1 - level, abs=0.04)  # three standard errors at 0.5
 
 
 def test_other_images_are_unusual() -> None:
@@ -67,9 +67,8 @@ def test_few_images_and_constant_features() -> None:
 def test_multi_label_images_belong_to_each_of_their_labels() -> None:
     features, labels = clusters(600)
     table = torch.nn.functional.one_hot(labels)
-    torch.testing.assert_close(
-        fit_novelty(features, table).distance(features), fit_novelty(features, labels).distance(features)
-    )
+    expected = fit_novelty(features, labels).distance(features)
+    torch.testing.assert_close(fit_novelty(features, table).distance(features), expected)
 
 
 def test_a_file_keeps_the_scores(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Find near-duplicates, such as resized copies and shots of one burst, by the cosine similarity of their features."""
+"""Find near-duplicates, such as resized copies and shots of one burst, by their features."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,8 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitral.evaluation.linear_probe import choose_folds, fit_probe
+from vitral.inference.novelty import fit_whitening
 
-THRESHOLD = 0.97
+MIN_THRESHOLD, MAX_THRESHOLD = 0.6, 0.8
+"""Bounds of the similarity that makes two images near-duplicates, measured in docs/decisions/near-duplicates.md."""
+MIN_IMAGES = 10
+"""Fewer images do not show which similarity is ordinary."""
 MAX_SIMILARITIES = 2**24
 """Largest number of similarities in memory at once."""
 MAX_PAIRS = 20
@@ -25,24 +29,40 @@ class NearDuplicate:
     similarity: float
 
 
-def find_near_duplicates(features: Tensor, *, threshold: float = THRESHOLD) -> list[NearDuplicate]:
-    """Return the pairs of (N, D) features whose cosine similarity reaches the threshold, most similar first.
+def find_near_duplicates(features: Tensor, *, threshold: float | None = None) -> list[NearDuplicate]:
+    """Return the pairs of images whose (N, D) features are nearly equal, most similar first.
 
-    Each image is compared with those after it, and its 20 most similar pairs are returned.
+    Similarity is the cosine of whitened features. The default threshold is halfway between the median similarity of
+    nearest neighbors and 1, within bounds. At most 20 pairs are returned per image. Memory is bounded.
     """
-    directions = F.normalize(features.float(), dim=1)
+    images = len(features)
+    if images < MIN_IMAGES:
+        return []
+    mean, whitening = fit_whitening(features)
+    directions = F.normalize((features.float() - mean) @ whitening, dim=1)
+    nearest = torch.zeros(images)
     pairs: list[NearDuplicate] = []
-    rows = max(1, MAX_SIMILARITIES // max(1, len(directions)))
-    for start in range(0, len(directions), rows):
-        similarity = directions[start : start + rows] @ directions[start:].T
-        similarity = similarity.triu(1)  # each pair once
-        firsts, seconds = (similarity >= threshold).nonzero(as_tuple=True)
-        for row in firsts.unique().tolist():
-            columns = seconds[firsts == row]
-            best = similarity[row, columns].topk(min(MAX_PAIRS, len(columns)))
-            for value, column in zip(best.values.tolist(), columns[best.indices].tolist(), strict=True):
-                pairs.append(NearDuplicate(first=start + row, second=start + column, similarity=min(1.0, value)))
-    return sorted(pairs, key=lambda pair: (-pair.similarity, pair.first, pair.second))
+    rows = max(1, MAX_SIMILARITIES // images)
+    for start in range(0, images, rows):
+        similarity = (directions[start : start + rows] @ directions[start:].T).triu(1)  # each pair once
+        block = slice(start, start + len(similarity))
+        nearest[block] = torch.maximum(nearest[block], similarity.amax(1))
+        nearest[start:] = torch.maximum(nearest[start:], similarity.amax(0))
+        pairs += _pairs_above(MIN_THRESHOLD if threshold is None else threshold, similarity, start)
+    if threshold is None:
+        threshold = min(MAX_THRESHOLD, max(MIN_THRESHOLD, (1 + nearest.median().item()) / 2))
+    chosen = (pair for pair in pairs if pair.similarity >= threshold)
+    return sorted(chosen, key=lambda pair: (-pair.similarity, pair.first, pair.second))
+
+
+def _pairs_above(threshold: float, similarity: Tensor, start: int) -> Iterator[NearDuplicate]:
+    """Yield the most similar pairs of each row of a block. Row and column 0 are the image `start`."""
+    firsts, seconds = (similarity >= threshold).nonzero(as_tuple=True)
+    counts = firsts.bincount(minlength=len(similarity)).tolist()
+    for row, columns in enumerate(seconds.split(counts)):
+        best = similarity[row, columns].topk(min(MAX_PAIRS, len(columns)))
+        for value, column in zip(best.values.tolist(), columns[best.indices].tolist(), strict=True):
+            yield NearDuplicate(first=start + row, second=start + column, similarity=min(1.0, value))
 
 
 def group_pairs(pairs: Sequence[NearDuplicate], images: int) -> Tensor:

@@ -73,7 +73,7 @@ def load_for_features(source: str, *, image_size: int | tuple[int, int] | None, 
 def find_suspects(model: LoadedModel, dataset: DatasetIndex, *, batch_size: int = 64) -> Iterator[Progress | Suspects]:
     """Yield progress, then the likely label errors and near-duplicates of all splits together."""
     splits = [(split, item) for split, items in dataset.splits.items() for item in items]
-    features = yield from _features_of(model, [item for _, item in splits], batch_size=batch_size)
+    features = yield from compute_features(model, [item for _, item in splits], batch_size=batch_size)
     rows = [splits[index] for index in features.indices.tolist()]
     pairs = find_near_duplicates(features.outputs)
     near_duplicates = (
@@ -127,7 +127,7 @@ def _notes(model: LoadedModel, dataset: DatasetIndex) -> Iterator[str]:
         yield "A model that was trained on these images hides some label errors; pass the checkpoint it started from."
 
 
-def _features_of(
+def compute_features(
     model: LoadedModel, items: Sequence[Item], *, batch_size: int
 ) -> Generator[Progress, None, ModelOutputs]:
     """Return the features of some images, from the cache if they are there."""
