@@ -32,7 +32,7 @@ def test_unknown_names(tmp_path: Path) -> None:
     data = open_dataset(class_folders(tmp_path / "data", {"a": 3, "b": 3}))
     listed = tmp_path / "suspects.csv"
     listed.write_text("file\na/000.png\na/horse.png\nb/horse.png\n")
-    assert drop_images(data, listed).notes == (f"2 images in {listed} are not in data, such as a/horse.png.",)
+    assert drop_images(data, listed).notes == (f"Images in {listed} that are not in data: 2, such as a/horse.png.",)
     listed.write_text("file\nhorse.png\n")
     with pytest.raises(vitral.DataError, match="None of the 1 images .* expected names such as a/000.png"):
         drop_images(data, listed)

@@ -170,8 +170,8 @@ def test_dropped_images_leave_training_but_not_the_test_split(tmp_path: Path) ->
     assert not dropped & {item.key for item in (*after.train, *after.validation)}
     assert len(after.train) + len(after.validation) == len(before.train) + len(before.validation) - 4
     assert after.notes == (
-        "Trained without 4 dropped images.",
-        "2 of the images to drop stay in the test split.",
+        "Images dropped from the train and validation splits: 4.",
+        "Images listed to drop that stay in the test split: 2.",
     )
     with pytest.raises(vitral.DataError, match="1 class with training images"):
         choose_splits(replace(data, dropped=frozenset(item.key for item in data.splits["train"] if item.label)))

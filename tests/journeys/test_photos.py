@@ -49,11 +49,11 @@ def test_phone_photos_in_bursts(photos: Path, tmp_path: Path, monkeypatch: pytes
     options = ("--group-by", BURST, "--drop", "suspects.csv", "--out", "run")
     done = typed("train", str(photos), *TRAIN, *options)
     assert done.returncode == 0, done.stderr
-    assert "1 images in suspects.csv are not in" in done.stderr
-    assert "dropped images" in done.stderr
+    assert "Images in suspects.csv that are not in" in done.stderr
+    assert "Images dropped from the train and validation splits: " in done.stderr
     report, manifest = (json.loads(Path("run", name).read_text()) for name in ("report.json", "manifest.json"))
     assert manifest["dropped"] == sorted(suspects[:3])
-    assert any("dropped images" in note for note in report["data"]["notes"])
+    assert any("Images dropped" in note for note in report["data"]["notes"])
     assert "groups are not divided" in report["data"]["reasons"]["test"]
     groups = {item.key: item.key.split("/")[1].split("_")[0] for item in data.splits["train"]}
     test = {item.key for item in choose_splits(data, groups=groups).test}

@@ -31,7 +31,9 @@ def drop_images(data: DatasetIndex, file: str | Path | None) -> DatasetIndex:
             hint="List the images as the dataset names them.",
         )
     unknown = [name for name in listed if name not in keys]
-    notes = [f"{len(unknown):,} images in {file} are not in {data.name}, such as {unknown[0]}."] if unknown else []
+    notes = (
+        [f"Images in {file} that are not in {data.name}: {len(unknown):,}, such as {unknown[0]}."] if unknown else []
+    )
     return replace(data, dropped=dropped, notes=(*data.notes, *notes))
 
 

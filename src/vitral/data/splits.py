@@ -100,8 +100,11 @@ def _without_dropped(data: DatasetIndex, items: tuple[Item, ...]) -> tuple[Item,
 def _describe_dropped(data: DatasetIndex, test: Sequence[Item]) -> tuple[str, ...]:
     """Return notes on how many images are dropped, and how many of them stay because they are test images."""
     kept = sum(item.key in data.dropped for item in test)
-    notes = [f"Trained without {len(data.dropped) - kept:,} dropped images."] if data.dropped else []
-    return (*notes, f"{kept:,} of the images to drop stay in the test split.") if kept else tuple(notes)
+    notes = {
+        "Images dropped from the train and validation splits": len(data.dropped) - kept,
+        "Images listed to drop that stay in the test split": kept,
+    }
+    return tuple(f"{note}: {count:,}." for note, count in notes.items() if count)
 
 
 def own_test_split(data: DatasetIndex) -> str | None:
