@@ -30,6 +30,17 @@ class LabelError:
     """From 0.5 to 1: the probability of the suggested label if it is that one or the given one."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelErrorRow:
+    """A row of label-errors.csv."""
+
+    file: str
+    label: str
+    suggested: str
+    probability: float
+    score: float
+
+
 def find_label_errors(logits: Tensor, labels: Tensor, *, folds: Tensor | None = None) -> list[LabelError]:
     """Return the suspects among images with (N, K) out-of-fold logits and (N,) labels, the most likely errors first.
 

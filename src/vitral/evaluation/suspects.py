@@ -12,7 +12,7 @@ from vitral.data.dataset import NO_LABEL, DatasetIndex, Item
 from vitral.data.scan import Progress
 from vitral.errors import ConfigError
 from vitral.evaluation.feature_cache import cached_features
-from vitral.evaluation.label_errors import find_label_errors
+from vitral.evaluation.label_errors import LabelErrorRow, find_label_errors
 from vitral.evaluation.linear_probe import choose_folds, fit_probe
 from vitral.evaluation.near_duplicates import find_near_duplicates, group_pairs
 from vitral.files import as_text, atomic_path
@@ -22,17 +22,6 @@ from vitral.inference.pipeline import ModelOutputs
 MAX_IMAGE_SIZE = 224
 """Checkpoints trained at larger sizes are used at this one, rounded down to their patch size."""
 LABEL_ERRORS_FILE, NEAR_DUPLICATES_FILE = "label-errors.csv", "near-duplicates.csv"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LabelErrorRow:
-    """A row of label-errors.csv."""
-
-    file: str
-    label: str
-    suggested: str
-    probability: float
-    score: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

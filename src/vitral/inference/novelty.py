@@ -7,11 +7,12 @@ docs/decisions/novelty.md compares it with other distances.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
 from vitral.errors import ConfigError, WeightsError
@@ -95,11 +96,12 @@ def fit_novelty(
         return _calibrate(statistics, statistics.distance(held_out))
     if len(features) < 2:
         raise ConfigError(f"Novelty needs at least 2 training images (got {len(features)}).")
-    if folds is None or len(folds.unique()) < 2:
+    if folds is None or len(set(folds.numpy().tolist())) < 2:
         folds = torch.randperm(len(features), generator=torch.Generator().manual_seed(0)) % FOLDS
     distances = [
         _fit_statistics(features[folds != fold], labels[folds != fold]).distance(features[folds == fold])
-        for fold in folds.unique().tolist()
+        for fold in range(int(folds.max()) + 1)
+        if (folds == fold).any() and (folds != fold).any()
     ]
     return _calibrate(statistics, torch.cat(distances))
 
@@ -130,8 +132,9 @@ def fit_whitening(features: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean (D,) and a matrix (D, D): (features - mean) @ matrix has an equal spread in every direction."""
     features = features.double()
     mean = features.mean(0)
-    precision = torch.linalg.inv(shrunk_covariance(features - mean))
-    whitening = torch.linalg.cholesky(precision / precision.diagonal().mean())  # a cosine has no scale
+    precision = cast("Tensor", torch.linalg.inv(shrunk_covariance(features - mean)))  # pyright: ignore[reportUnknownMemberType]
+    scaled = precision / precision.diagonal().mean()  # a cosine has no scale
+    whitening = cast("Tensor", torch.linalg.cholesky(scaled))  # pyright: ignore[reportUnknownMemberType]
     return mean.float(), whitening.float()
 
 

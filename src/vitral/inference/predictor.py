@@ -132,11 +132,11 @@ class Predictor:
     def _predict(self, images: Images) -> list[Prediction]:
         """Return a prediction per image, from one forward pass."""
         if self.novelty is None:
-            unusual = None
+            unusual: list[float | None] = [None] * len(images)
             logits = self.loaded.logits(images)
         else:
             features = self.loaded.features(images)
-            unusual = self.novelty.score(self.loaded.check_finite(features)).tolist()
+            unusual = [float(score) for score in self.novelty.score(self.loaded.check_finite(features)).numpy()]
             logits = self.loaded.classify(features)
         rows = self.loaded.probabilities(self.loaded.check_finite(logits)).numpy()
         best = rows.argmax(1).tolist()
@@ -146,7 +146,7 @@ class Predictor:
                 probability=float(row[index]),
                 labels=self.labels,
                 probabilities=row,
-                unusual=None if unusual is None else unusual[number],
+                unusual=unusual[number],
             )
             for number, (row, index) in enumerate(zip(rows, best, strict=True))
         ]

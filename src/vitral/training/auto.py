@@ -291,6 +291,7 @@ _CHOICES: dict[str, Callable[[TrainConfig, Facts], Choice | None]] = {  # in thi
     "tune.blocks": _tune_blocks,
     "tune.views": _tune_views,
     "refit": _refit,
+    "near_duplicates": lambda config, facts: ("ignore", ""),  # searched before the dataset is split
     "batch_size": _batch_size,
     "epochs": _epochs,
     "optim.warmup_steps": _warmup_steps,

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Mapping
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -9,18 +10,20 @@ from torch import Tensor
 from vitral.evaluation.metrics import score
 from vitral.inference.pipeline import ModelOutputs
 from vitral.training.events import Chosen, Event
-from vitral.training.job import Job
 from vitral.training.probe import describe_candidate, with_head
 from vitral.training.selection import choose_model
 from vitral.training.state import TrainState
 from vitral.training.step import swapped_weights
 from vitral.training.tasks.classification import Classification
 
+if TYPE_CHECKING:
+    from vitral.training.job import Job
+
 PROBE = "probe"
 Parameters = Mapping[str, Tensor]
 
 
-def candidate_models(job: Job, state: TrainState) -> dict[str, Parameters]:
+def candidate_models(job: "Job", state: TrainState) -> dict[str, Parameters]:
     """Return the trained parameters of every model to compare, by name, the simplest first.
 
     Half-way between the probe and the trained model lies one that is often better than both (Wortsman et al. 2022).
@@ -38,7 +41,7 @@ def candidate_models(job: Job, state: TrainState) -> dict[str, Parameters]:
     return models
 
 
-def compare_models(job: Job, state: TrainState, models: Mapping[str, Parameters]) -> Generator[Event, None, str]:
+def compare_models(job: "Job", state: TrainState, models: Mapping[str, Parameters]) -> Generator[Event, None, str]:
     """Measure every model on the validation images, record the scores, and return the name of the best."""
     if len(models) == 1 or job.splits.validation is job.splits.train:  # nothing to compare, or nothing to compare on
         return list(models)[-1]
@@ -62,7 +65,7 @@ def compare_models(job: Job, state: TrainState, models: Mapping[str, Parameters]
     return winner
 
 
-def adopt_model(job: Job, state: TrainState, name: str, parameters: Parameters) -> int:
+def adopt_model(job: "Job", state: TrainState, name: str, parameters: Parameters) -> int:
     """Write a model as that of the run, and return the steps of its refit, for which the learner is ready.
 
     A probe is not trained any further: the one fitted to the validation images as well replaces it.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
@@ -29,7 +29,6 @@ from vitral.training.events import (
     Stepped,
     Warned,
 )
-from vitral.training.job import Job
 from vitral.training.pacing import Planner
 from vitral.training.records import list_candidates, write_report
 from vitral.training.schedule import Pace
@@ -37,6 +36,9 @@ from vitral.training.selection import BestEpoch
 from vitral.training.state import TrainState, save_state
 from vitral.training.step import TrainingError
 from vitral.training.tasks.classification import Classification
+
+if TYPE_CHECKING:
+    from vitral.training.job import Job
 
 Result = TypeVar("Result")
 CURVE_POINTS = 200
@@ -71,7 +73,7 @@ def catch_signals() -> Generator[list[int]]:
         restore()
 
 
-def train_loop(job: Job, state: TrainState) -> Iterator[Event]:
+def train_loop(job: "Job", state: TrainState) -> Iterator[Event]:
     """Train until the run is finished or a signal interrupts it."""
     parameters = list(job.learner.model.parameters())
     yield Started(
@@ -95,7 +97,7 @@ def train_loop(job: Job, state: TrainState) -> Iterator[Event]:
             yield Interrupted(step=state.step, resume=command, signal=signals[0])
 
 
-def _train_stages(job: Job, state: TrainState, signals: list[int]) -> Iterator[Event]:
+def _train_stages(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event]:
     """Train on the training images; then compare the result with the linear probe, and refit the better one."""
     if state.stage == "train":
         yield from _train(job, state, signals)
@@ -107,7 +109,7 @@ def _train_stages(job: Job, state: TrainState, signals: list[int]) -> Iterator[E
             yield from _end_refit(job, state, signals)
 
 
-def _save(job: Job, state: TrainState, tensors: dict[str, Tensor] | None = None) -> Saved:
+def _save(job: "Job", state: TrainState, tensors: dict[str, Tensor] | None = None) -> Saved:
     path = save_state(job.run.state, state, tensors or job.learner.tensors())
     return Saved(path=path, step=state.step)
 
@@ -126,7 +128,7 @@ class SaveClock:
         wait = self.seconds if at_epoch_end else max(self.seconds, SAVE_COST * self.duration)
         return time.perf_counter() - self.last > wait
 
-    def save(self, job: Job, state: TrainState) -> Saved:
+    def save(self, job: "Job", state: TrainState) -> Saved:
         start = time.perf_counter()
         saved = _save(job, state)
         self.last = time.perf_counter()
@@ -134,7 +136,7 @@ class SaveClock:
         return saved
 
 
-def _train(job: Job, state: TrainState, signals: list[int]) -> Iterator[Event]:
+def _train(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event]:
     """Train to the last step of the stage, or until a signal; then the state is saved."""
     started, seconds_before, first_step = time.perf_counter(), state.seconds, state.step
     clock, pace, loader = SaveClock(job.config.save_seconds), state.pace, job.loader(state.stage)
@@ -169,7 +171,7 @@ def _train(job: Job, state: TrainState, signals: list[int]) -> Iterator[Event]:
             yield clock.save(job, state)
 
 
-def _log_step(job: Job, state: TrainState, loss: float, factor: float, epoch: int, speed: float) -> Iterator[Event]:
+def _log_step(job: "Job", state: TrainState, loss: float, factor: float, epoch: int, speed: float) -> Iterator[Event]:
     lr, end = job.config.optim.lr * factor, state.pace.end
     if state.step % max(1, end // CURVE_POINTS) == 0:
         job.run.add_row(job.run.losses, {"step": state.step, "loss": f"{loss:.6f}", "lr": f"{lr:.6g}"})
@@ -184,7 +186,7 @@ def _log_step(job: Job, state: TrainState, loss: float, factor: float, epoch: in
     )
 
 
-def _step(job: Job, state: TrainState, batch: Batch, factor: float) -> float:
+def _step(job: "Job", state: TrainState, batch: Batch, factor: float) -> float:
     """Train on one batch and return its loss."""
     images = job.loader(state.stage).images.items
     state.unreadable.add_batch(batch, images, job.run, job.config.max_bad_fraction)
@@ -203,7 +205,7 @@ def _step(job: Job, state: TrainState, batch: Batch, factor: float) -> float:
     return loss
 
 
-def _should_stop(job: Job, state: TrainState) -> bool:
+def _should_stop(job: "Job", state: TrainState) -> bool:
     """Return whether to stop early, which only new scores can bring about."""
     epoch, rest = divmod(state.step, job.train.batches_per_epoch)
     is_scored = state.stage == "train" and not rest and job.is_scored(epoch - 1, state.step, state.pace.end)
@@ -213,7 +215,7 @@ def _should_stop(job: Job, state: TrainState) -> bool:
 # ---- scores ----
 
 
-def _score_epoch(job: Job, state: TrainState, signals: list[int], epoch: int) -> Iterator[Event]:
+def _score_epoch(job: "Job", state: TrainState, signals: list[int], epoch: int) -> Iterator[Event]:
     """Measure an epoch. A signal does not wait for it; a resumed run then starts with it."""
     state.is_unscored = True
     scores = yield from _until_signal(_end_epoch(job, state, epoch), signals)
@@ -233,7 +235,7 @@ def _until_signal(events: Generator[Event, None, Result], signals: list[int]) ->
                 return None
 
 
-def _end_epoch(job: Job, state: TrainState, epoch: int) -> Generator[Event, None, Scores]:
+def _end_epoch(job: "Job", state: TrainState, epoch: int) -> Generator[Event, None, Scores]:
     with job.learner.averaged():
         measured = yield from job.learner.task.measure(job.learner.model, job.validation, "validation")
         state.unreadable.add(measured.unreadable, job.run)
@@ -251,7 +253,7 @@ def _end_epoch(job: Job, state: TrainState, epoch: int) -> Generator[Event, None
     return scores
 
 
-def _update_best(job: Job, state: TrainState, scores: Scores, epoch: int) -> bool:
+def _update_best(job: "Job", state: TrainState, scores: Scores, epoch: int) -> bool:
     """Record the scores and return whether the model should be written."""
     if job.config.keep == "best":
         return state.best.update(scores, step=state.step, epoch=epoch)
@@ -259,7 +261,7 @@ def _update_best(job: Job, state: TrainState, scores: Scores, epoch: int) -> boo
     return state.step >= state.pace.end
 
 
-def _warn_unreadable(job: Job, state: TrainState) -> Iterator[Event]:
+def _warn_unreadable(job: "Job", state: TrainState) -> Iterator[Event]:
     if message := state.unreadable.report_new(job.run):
         yield Warned(message=message)
 
@@ -267,7 +269,7 @@ def _warn_unreadable(job: Job, state: TrainState) -> Iterator[Event]:
 # ---- the end ----
 
 
-def _select(job: Job, state: TrainState, signals: list[int]) -> Iterator[Event]:
+def _select(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event]:
     """Make the best of the trained models and the linear probe the model of the run, and plan its refit."""
     models = candidate_models(job, state)
     winner = yield from _until_signal(compare_models(job, state, models), signals)
@@ -280,7 +282,7 @@ def _select(job: Job, state: TrainState, signals: list[int]) -> Iterator[Event]:
     yield _save(job, state)
 
 
-def _end_refit(job: Job, state: TrainState, signals: list[int]) -> Iterator[Event]:
+def _end_refit(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event]:
     """Keep the refitted model, unless it is worse on the very images that it was refitted to."""
     with job.learner.averaged():
         model = job.learner.model
@@ -297,7 +299,7 @@ def _end_refit(job: Job, state: TrainState, signals: list[int]) -> Iterator[Even
     yield _save(job, state)
 
 
-def _finish(job: Job, state: TrainState, signals: list[int]) -> Iterator[Event]:
+def _finish(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event]:
     """Measure the final model on the test split and write everything down."""
     tensors = job.learner.tensors()  # for a signal while the best model, which may replace them, is measured
     model = job.load_model() if state.best.is_set else job.learner.model

@@ -1,10 +1,13 @@
 """Keep a run within its time budget while it trains: move its last step when the speed is not as planned."""
 
 import time
+from typing import TYPE_CHECKING
 
 from vitral.training.events import Chosen
-from vitral.training.job import Job
 from vitral.training.state import TrainState
+
+if TYPE_CHECKING:
+    from vitral.training.job import Job
 
 TIMED_STEPS, RECENT_STEPS = 3, 20
 """Steps that show the speed at first, and later."""
@@ -15,7 +18,7 @@ MIN_MOVE = 0.03
 class Planner:
     """Keeps a run within its time budget: moves the last step when the machine is slower or faster than planned."""
 
-    def __init__(self, job: Job, state: TrainState):
+    def __init__(self, job: "Job", state: TrainState):
         self.job, self.first = job, state.step
         self.seconds, self.steps, self.last = 0.0, 0, time.perf_counter()
         self.is_confirmed = False

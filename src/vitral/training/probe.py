@@ -4,7 +4,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import torch
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
@@ -13,20 +13,19 @@ from torch import Tensor
 from vitral.data.dataset import Item
 from vitral.data.scan import Progress
 from vitral.evaluation.feature_cache import cached_features
-from vitral.evaluation.label_errors import find_label_errors
+from vitral.evaluation.label_errors import LabelErrorRow, find_label_errors
 from vitral.evaluation.linear_probe import LinearProbe, choose_folds, fit_probe, refit_probe
 from vitral.evaluation.metrics import Scores, score, wilson
-from vitral.evaluation.suspects import LabelErrorRow
-from vitral.inference.loaded_model import LoadedModel
 from vitral.inference.pipeline import ModelOutputs
 from vitral.model.config import Pool, ViTConfig
 from vitral.model.network import Network, build
 from vitral.training.config import ResolvedConfig
 from vitral.training.events import Candidate, Event, Measuring
 from vitral.training.mixing import balanced_weights
-from vitral.training.tokens import TokenPlan, TokenSet
-from vitral.training.tokens import compute_tokens as tokens_of
 from vitral.weights.formats.safetensors import write_safetensors
+
+if TYPE_CHECKING:
+    from vitral.inference.loaded_model import LoadedModel
 
 Result = TypeVar("Result")
 POOLS = {"token": "class token", "mean": "mean of patches", "token+mean": "class token and mean"}
@@ -229,7 +228,7 @@ def describe_candidate(name: str, scores: Scores, evidence: str, *, seconds: flo
 
 
 def compute_features(
-    model: LoadedModel, train: Sequence[Item], validation: Sequence[Item], *, mirrored: bool, all_views: bool
+    model: "LoadedModel", train: Sequence[Item], validation: Sequence[Item], *, mirrored: bool, all_views: bool
 ) -> Generator[Event, None, ProbeFeatures]:
     """Return the features of the training images, also of mirrored ones, and those of the validation images.
 
@@ -256,27 +255,8 @@ def compute_features(
     )
 
 
-def compute_tokens(
-    model: LoadedModel, train: Sequence[Item], validation: Sequence[Item], plan: TokenPlan
-) -> Generator[Event, None, tuple[TokenSet, ProbeFeatures]]:
-    """Return the same features together with the tokens that they are computed from."""
-    start = time.perf_counter()
-    computing = tokens_of(model, (*train, *validation), plan)
-    tokens, views = yield from measuring(computing, "features")
-    trained = tokens.rows_before(len(train))
-    features = ProbeFeatures(
-        train=[view[:trained] for view in views],
-        labels=tokens.labels[:trained],
-        validation=[part for view in views if len(part := view[trained:])],
-        validation_labels=tokens.labels[trained:],
-        items=[tokens.items[int(index)] for index in tokens.indices],
-        seconds=time.perf_counter() - start,
-    )
-    return tokens, features
-
-
 def _features_of(
-    model: LoadedModel, items: Sequence[Item], *, mirrored: bool
+    model: "LoadedModel", items: Sequence[Item], *, mirrored: bool
 ) -> Generator[Progress, None, ModelOutputs]:
     """Return the features of some images, from the cache if they are there."""
     return (yield from cached_features(model, items, mirrored=mirrored, multi_label=model.multi_label))

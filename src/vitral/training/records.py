@@ -4,7 +4,7 @@ import platform
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,11 +12,14 @@ from vitral import __version__
 from vitral.data.contact_sheet import contact_sheet, thumbnail
 from vitral.data.dataset import class_counts
 from vitral.data.headers import BadImageError
-from vitral.evaluation.suspects import LabelErrorRow, NearDuplicateRow, Suspects, write_suspects
+from vitral.evaluation.label_errors import LabelErrorRow
+from vitral.evaluation.suspects import NearDuplicateRow, Suspects, write_suspects
 from vitral.runs import quote
 from vitral.training.events import Candidate
-from vitral.training.job import Job
 from vitral.training.state import TrainState
+
+if TYPE_CHECKING:
+    from vitral.training.job import Job
 
 SPLITS = ("train", "validation", "test")
 MAX_FINDINGS, MAX_THUMBNAILS = 200, 12
@@ -33,7 +36,7 @@ def describe_machine(device: str) -> dict[str, Any]:
     }
 
 
-def make_manifest(job: Job) -> dict[str, Any]:
+def make_manifest(job: "Job") -> dict[str, Any]:
     """Return the content of manifest.json for a new run."""
     manifest: dict[str, Any] = {
         **describe_machine(job.config.device),
@@ -54,7 +57,7 @@ def make_manifest(job: Job) -> dict[str, Any]:
     return manifest | ({} if job.val is None else {"val_fingerprint": job.val.fingerprint()})
 
 
-def write_report(job: Job, state: TrainState, test: dict[str, Any], candidates: Sequence[Candidate]) -> None:
+def write_report(job: "Job", state: TrainState, test: dict[str, Any], candidates: Sequence[Candidate]) -> None:
     """Write report.json and the contact sheet; the HTML page is rendered from them."""
     run, config, classes = job.run, job.config, job.dataset.classes
     items = [item if classes else replace(item, label=0) for item in job.splits.train]
@@ -80,7 +83,7 @@ def write_report(job: Job, state: TrainState, test: dict[str, Any], candidates: 
     )
 
 
-def list_candidates(job: Job, state: TrainState) -> tuple[Candidate, ...]:
+def list_candidates(job: "Job", state: TrainState) -> tuple[Candidate, ...]:
     """Return everything that was tried, with the model that was kept marked as chosen."""
     tuned = tuple(Candidate(**candidate) for candidate in state.tuned)
     if not any(candidate.chosen for candidate in tuned):
@@ -88,7 +91,7 @@ def list_candidates(job: Job, state: TrainState) -> tuple[Candidate, ...]:
     return (*(replace(candidate, chosen=False) for candidate in job.candidates), *tuned)
 
 
-def _describe_data(job: Job) -> dict[str, Any]:
+def _describe_data(job: "Job") -> dict[str, Any]:
     dataset, splits = job.dataset, {name: getattr(job.splits, name) for name in SPLITS}
     return {
         "name": dataset.name,
@@ -101,7 +104,7 @@ def _describe_data(job: Job) -> dict[str, Any]:
     }
 
 
-def _describe_findings(job: Job) -> dict[str, Any]:
+def _describe_findings(job: "Job") -> dict[str, Any]:
     """Return the likely label errors, the first ones with thumbnails, and the near-duplicates for report.json."""
     if not job.findings:
         return {}
@@ -119,7 +122,7 @@ def _describe_findings(job: Job) -> dict[str, Any]:
     return {"label_errors": rows, "near_duplicates": pairs, "random_split": job.findings["random_split"]}
 
 
-def write_findings(job: Job) -> None:
+def write_findings(job: "Job") -> None:
     """Write all likely label errors and near-duplicates as CSV files, as `vitral data --from` does."""
     if not job.findings:
         return

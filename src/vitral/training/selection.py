@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan, sqrt
+from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from vitral.evaluation.metrics import Scores, compare
-from vitral.inference.pipeline import ModelOutputs
+
+if TYPE_CHECKING:
+    from vitral.inference.pipeline import ModelOutputs
 
 MIN_RELATIVE_IMPROVEMENT = 1e-4
 """A smaller drop of the validation loss does not count as progress."""
@@ -51,7 +54,7 @@ class BestEpoch:
         return bool(patience) and self.is_set and epoch - self.epoch >= patience
 
 
-def choose_model(outputs: Sequence[ModelOutputs]) -> tuple[int, str]:
+def choose_model(outputs: "Sequence[ModelOutputs]") -> tuple[int, str]:
     """Return the index of the best of several models on the same images, and the reason.
 
     The first is the simplest. Another replaces it if it classifies more images correctly, or as many at a loss that is
@@ -72,7 +75,7 @@ def choose_model(outputs: Sequence[ModelOutputs]) -> tuple[int, str]:
     return best, f"it gains {gained} of {images:,} validation images on the linear probe and loses {lost}"
 
 
-def image_losses(outputs: ModelOutputs) -> Tensor:
+def image_losses(outputs: "ModelOutputs") -> Tensor:
     """Return (N,) losses, one per image."""
     logits, labels = outputs.outputs.double(), outputs.labels
     if labels.ndim == 1:

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count, islice
 from math import isfinite
 from statistics import median
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +18,11 @@ from vitral.model.network import Network
 from vitral.training.config import ResolvedConfig
 from vitral.training.optimizer import Optimizer
 from vitral.training.state import TrainState
-from vitral.training.tasks import Task
-from vitral.training.tokens import Loader
 from vitral.training.tuning import choose_parameters
+
+if TYPE_CHECKING:
+    from vitral.training.tasks import Task
+    from vitral.training.tokens import Loader
 
 INITIAL_LOSS_SCALE, MAX_LOSS_SCALE = 2.0**14, 2.0**16
 SCALE_GROWTH_STEPS = 1000
@@ -35,7 +38,7 @@ class TrainingError(VitralError):
 class Learner:
     """A network with its task, its optimizer and its moving average."""
 
-    def __init__(self, model: Network, task: Task, config: ResolvedConfig):
+    def __init__(self, model: Network, task: "Task", config: ResolvedConfig):
         self.model, self.task, self.config = model, task, config
         self.device = torch.device(config.device)
         choose_parameters(model, config.tune)
@@ -102,7 +105,7 @@ class Learner:
         self.optimizer = Optimizer(self.model, self.config.optim, extra=self.task.extra)
         self.average = MovingAverage(self.modules, self.config.ema) if self.config.ema else None
 
-    def time_step(self, loader: Loader, loss_scale: float) -> float:
+    def time_step(self, loader: "Loader", loss_scale: float) -> float:
         """Return the seconds of a step: the median of a few that change nothing, after a first one to warm up."""
         state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         times: list[float] = []

@@ -1,12 +1,13 @@
 """Start from a checkpoint: make its images fit the time, compute their features, and fit the linear probe."""
 
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
 import torch
 
-from vitral.data.dataset import DatasetIndex
+from vitral.data.dataset import DatasetIndex, Item
 from vitral.data.splits import Splits, sample_items
 from vitral.inference.loaded_model import LoadedModel
 from vitral.model.network import Network
@@ -23,7 +24,6 @@ from vitral.training.probe import (
     ProbeFeatures,
     choose_pools,
     compute_features,
-    compute_tokens,
     fit_probes,
     load_heads,
     measuring,
@@ -31,7 +31,14 @@ from vitral.training.probe import (
     with_pool,
 )
 from vitral.training.timing import time_image
-from vitral.training.tokens import TokenPlan, TokenSet, affordable_views, restore_tokens, token_bytes
+from vitral.training.tokens import (
+    TokenPlan,
+    TokenSet,
+    affordable_views,
+    compute_tokens,
+    restore_tokens,
+    token_bytes,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,11 +109,30 @@ def _compute(
         validation = ()
     if config.tune.views:
         plan = plan_tokens(config, dataset, splits)
-        tokens, features = yield from compute_tokens(model, train, validation, plan)
+        tokens, features = yield from _compute_with_tokens(model, train, validation, plan)
         return features, tokens
     mirrored = config.augment.flip > 0
     features = yield from compute_features(model, train, validation, mirrored=mirrored, all_views=config.refit)
     return features, None
+
+
+def _compute_with_tokens(
+    model: LoadedModel, train: Sequence[Item], validation: Sequence[Item], plan: TokenPlan
+) -> Generator[Event, None, tuple[TokenSet, ProbeFeatures]]:
+    """Return the features of the probe together with the tokens that they are computed from."""
+    start = time.perf_counter()
+    computing = compute_tokens(model, (*train, *validation), plan)
+    tokens, views = yield from measuring(computing, "features")
+    trained = tokens.rows_before(len(train))
+    features = ProbeFeatures(
+        train=[view[:trained] for view in views],
+        labels=tokens.labels[:trained],
+        validation=[part for view in views if len(part := view[trained:])],
+        validation_labels=tokens.labels[trained:],
+        items=[tokens.items[int(index)] for index in tokens.indices],
+        seconds=time.perf_counter() - start,
+    )
+    return tokens, features
 
 
 def resume(

@@ -11,10 +11,10 @@ from vitral.data.dataset import Item
 from vitral.evaluation.metrics import Scores
 from vitral.model.network import Network
 from vitral.training.events import Event
-from vitral.training.tokens import Loader
 
 if TYPE_CHECKING:
     from vitral.runs import Run
+    from vitral.training.tokens import Loader
 
 BATCH_SAMPLE = 2**40 - 2
 """The sample index whose random numbers mix or corrupt a whole batch."""
@@ -74,7 +74,7 @@ class Task(Protocol):
         """Return the part's share of the loss of the whole batch."""
         ...
 
-    def measure(self, model: Network, loader: Loader, split: str) -> Generator[Event, None, Measurement]:
+    def measure(self, model: Network, loader: "Loader", split: str) -> Generator[Event, None, Measurement]:
         """Run a model over the "validation" or the "test" split."""
         ...
 

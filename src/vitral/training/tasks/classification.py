@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,9 @@ from vitral.training.events import Event
 from vitral.training.mixing import balanced_weights, mix_batch, soft_loss, soft_targets
 from vitral.training.probe import measuring
 from vitral.training.tasks import BATCH_SAMPLE, Measurement, PreparedBatch
-from vitral.training.tokens import Loader
+
+if TYPE_CHECKING:
+    from vitral.training.tokens import Loader
 
 
 class Classification:
@@ -75,7 +77,7 @@ class Classification:
         kind = self.config.loss.kind
         return soft_loss(outputs, batch.targets[part], kind, self.class_weights, batch=batch.targets)
 
-    def measure(self, model: Network, loader: Loader, split: str) -> Generator[Event, None, Measurement]:
+    def measure(self, model: Network, loader: "Loader", split: str) -> Generator[Event, None, Measurement]:
         if split == "validation":
             outputs = yield from self.predict(model, loader)
             return Measurement(scores=score(outputs.outputs, outputs.labels), unreadable=outputs.unreadable)
@@ -86,7 +88,7 @@ class Classification:
         evaluation = replace(summarize(outputs, self.dataset.classes), images_per_second=speed, split=self.test_reason)
         return Measurement(scores=evaluation.scores, unreadable=outputs.unreadable, report=evaluation.as_dict())
 
-    def predict(self, model: Network, loader: Loader) -> Generator[Event, None, ModelOutputs]:
+    def predict(self, model: Network, loader: "Loader") -> Generator[Event, None, ModelOutputs]:
         """Return the logits of the validation images."""
         if not self.first_block:
             loaded = self.load_trained(model, self.config.precision)
@@ -94,13 +96,15 @@ class Classification:
         features = yield from self.features(model, loader, "validation")
         return replace(features, outputs=self.load_trained(model, self.config.precision).classify(features.outputs))
 
-    def features(self, model: Network, loader: Loader, what: str) -> Generator[Event, None, ModelOutputs]:
+    def features(self, model: Network, loader: "Loader", what: str) -> Generator[Event, None, ModelOutputs]:
         """Return the inputs of the head."""
         loaded = self.load_trained(model, self.config.precision)
         compute: Any = partial(loaded.features_from, self.first_block) if self.first_block else loaded.features
         return (yield from measuring(run_model(loader, compute), what))
 
-    def fit_novelty(self, model: Network, run: Run, train: Loader, validation: Loader) -> Generator[Event, None, None]:
+    def fit_novelty(
+        self, model: Network, run: Run, train: "Loader", validation: "Loader"
+    ) -> Generator[Event, None, None]:
         """Write what tells how unusual an image is: the spread of training features, and of validation features."""
         fitted = yield from self.features(model, train, "novelty")
         held_out = None if validation is train else (yield from self.features(model, validation, "novelty")).outputs
