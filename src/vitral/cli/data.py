@@ -14,6 +14,7 @@ from vitral.files import atomic_path, printable
 
 if TYPE_CHECKING:
     from vitral.data.dataset import DatasetIndex
+    from vitral.data.scan import Scan
     from vitral.evaluation.suspects import Suspects
 
 
@@ -56,39 +57,53 @@ def data(
     vitral data "shards/train-{000..009}.tar" --headers-only --format json
     vitral data photos/ --from vit-cifar10 --out suspects
     """
-    from vitral.data.contact_sheet import contact_sheet
-    from vitral.data.scan import scan
     from vitral.data.sources import open_dataset
 
     if sheet is not None:
         _check_free(sheet)
     check_suspect_options(from_, out=out, image_size=image_size, device=device)
-    dataset = open_dataset(data)
-    with progress_bar("Reading images", quiet=format != "human") as move:
-        result = scan(
+    dataset, is_quiet = open_dataset(data), format != "human"
+    result = _scan(dataset, headers_only=headers_only, group_by=group_by, drop=drop, quiet=is_quiet)
+    if sheet is not None:
+        _write_sheet(dataset, sheet)
+    suspects, files = None, list[Path]()
+    if from_ is not None:
+        suspects, files = search_suspects(dataset, from_, out, image_size, device, quiet=is_quiet)
+    _show(result, sheet, suspects, files, format)
+    if not result.can_train:
+        sys.exit(2)
+
+
+def _scan(
+    dataset: "DatasetIndex", *, headers_only: bool, group_by: str | None, drop: Path | None, quiet: bool
+) -> "Scan":
+    from vitral.data.scan import scan
+
+    with progress_bar("Reading images", quiet=quiet) as move:
+        return scan(
             dataset,
             headers_only=headers_only,
             group_by=group_by,
             drop=drop,
             on_progress=lambda event: move(event.done, event.total),
         )
-    if sheet is not None:
-        with atomic_path(sheet, DataError) as temporary:
-            contact_sheet(dataset.splits.get("train", ()), dataset.classes).save(temporary, "PNG")
-    suspects, files = None, list[Path]()
-    if from_ is not None:
-        suspects, files = search_suspects(dataset, from_, out, image_size, device, quiet=format != "human")
 
+
+def _write_sheet(dataset: "DatasetIndex", sheet: Path) -> None:
+    from vitral.data.contact_sheet import contact_sheet
+
+    with atomic_path(sheet, DataError) as temporary:
+        contact_sheet(dataset.splits.get("train", ()), dataset.classes).save(temporary, "PNG")
+
+
+def _show(result: "Scan", sheet: Path | None, suspects: "Suspects | None", files: list[Path], format: Format) -> None:
     def show() -> None:
         show_scan(result, sheet)
         if suspects is not None:
             show_suspects(suspects, files)
 
-    found = {} if suspects is None else {**suspects.as_dict(), "files": [str(path) for path in files]}
-    problems = map(printable, result.problems)
-    show_as(format, json=result.as_dict() | ({"suspects": found} if found else {}), quiet=problems, human=show)
-    if not result.can_train:
-        sys.exit(2)
+    found = {} if suspects is None else {"suspects": {**suspects.as_dict(), "files": [str(path) for path in files]}}
+    show_as(format, json=result.as_dict() | found, quiet=map(printable, result.problems), human=show)
 
 
 def check_suspect_options(

@@ -136,7 +136,8 @@ class Predictor:
             logits = self.loaded.logits(images)
         else:
             features = self.loaded.features(images)
-            unusual = [float(score) for score in self.novelty.score(self.loaded.check_finite(features)).numpy()]
+            scores = self.novelty.score(self.loaded.check_finite(features))
+            unusual = [float(score) for score in scores]
             logits = self.loaded.classify(features)
         rows = self.loaded.probabilities(self.loaded.check_finite(logits)).numpy()
         best = rows.argmax(1).tolist()

@@ -36,7 +36,7 @@ _STEPS_FROM_SCRATCH, _STEPS_FROM_CHECKPOINT = 4000, 600
 _FEWEST_STEPS, _EPOCHS_OF_LAST_BLOCKS = 100, 6
 _LEARNING_RATES = {  # optimizer: from scratch, all weights of a checkpoint, its head or LoRA, its last blocks
     "sgd": (0.03, 0.01, 0.03, 0.01),
-    "adamw": (1e-3, 3e-4, 1e-3, 1e-4),
+    "adamw": (1e-3, 3e-4, 1e-3, 1.2e-4),
     "muon": (2e-3, 1e-4, 1e-3, 1e-4),
 }
 
