@@ -350,7 +350,7 @@ def test_a_time_budget_is_planned_later() -> None:
 
 LEARNING_RATES = {
     "sgd": (0.03, 0.01, 0.03, 0.01),
-    "adamw": (1e-3, 3e-4, 1e-3, 1e-4),
+    "adamw": (1e-3, 3e-4, 1e-3, 1.2e-4),
     "muon": (2e-3, 1e-4, 1e-3, 1e-4),
 }
 

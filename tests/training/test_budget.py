@@ -27,12 +27,16 @@ def test_a_plan_fits(budget: float, image: float) -> None:
         assert seconds <= 1.05 * budget
     if plan.train < WORK.train:
         assert (plan.side, plan.views) == (MIN_SIDE, 1)
+    wasteful = seconds_of(WORK, side=plan.side, train=1000, test=plan.test, views=2, image=image)
+    assert plan.views == 2 or wasteful > budget
 
 
 def test_the_largest_images_that_fit_are_chosen() -> None:
     whole = seconds_of(WORK, side=224, train=1000, test=500, views=2, image=0.1)
     assert fit_plan(WORK, side=224, step=14, image_seconds=0.1, budget=1.01 * whole).side == 224
-    assert fit_plan(WORK, side=224, step=14, image_seconds=0.1, budget=0.99 * whole).side == 210
+    assert fit_plan(WORK, side=224, step=14, image_seconds=0.1, budget=0.99 * whole).views == 1
+    single = seconds_of(WORK, side=224, train=1000, test=500, views=1, image=0.1)
+    assert fit_plan(WORK, side=224, step=14, image_seconds=0.1, budget=0.99 * single).side == 210
     smallest = seconds_of(WORK, side=112, train=1000, test=500, views=1, image=0.1)
     plan = fit_plan(WORK, side=224, step=14, image_seconds=0.1, budget=1.01 * smallest)
     assert (plan.side, plan.views, plan.train) == (112, 1, 1000)

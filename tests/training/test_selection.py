@@ -1,9 +1,14 @@
-"""BestEpoch decides which model is kept and when training stops early."""
+"""Which epoch is kept, when training stops early, and which of several models is the best."""
 
 from math import nan
 
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from vitral.evaluation.metrics import Scores
-from vitral.training.selection import BestEpoch
+from vitral.inference.pipeline import ModelOutputs
+from vitral.training.selection import BestEpoch, choose_model, image_losses
 
 
 def test_the_best_epoch_is_by_accuracy_and_by_loss_if_accuracies_are_close() -> None:
@@ -33,3 +38,51 @@ def test_patience_counts_from_the_epoch_that_is_kept() -> None:
     assert (best.step, best.epoch, best.loss) == (3, 2, 0.7)
     assert not best.should_stop(100, patience=0)
     assert not BestEpoch().should_stop(100, patience=1)
+
+
+# ---- several models ----
+
+
+def outputs_of(logits: torch.Tensor, labels: torch.Tensor) -> ModelOutputs:
+    return ModelOutputs(items=(), outputs=logits, labels=labels, indices=torch.arange(len(labels)), unreadable=())
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    images=st.integers(1, 60),
+    classes=st.integers(2, 6),
+    models=st.integers(1, 5),
+    is_multi_label=st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_chosen_model_is_never_worse_than_the_probe(
+    seed: int, images: int, classes: int, models: int, is_multi_label: bool
+) -> None:
+    random = torch.Generator().manual_seed(seed)
+    shape = (images, classes) if is_multi_label else (images,)
+    labels = torch.randint(2 if is_multi_label else classes, shape, generator=random)
+    signal = labels if is_multi_label else torch.nn.functional.one_hot(labels, classes)
+    compared = [
+        outputs_of(torch.randn(images, classes, generator=random) + strength * signal, labels)
+        for strength in torch.rand(models, generator=random) * 3
+    ]
+    best, reason = choose_model(compared)
+    right = [int(outputs.correct.sum()) for outputs in compared]
+    assert right[best] >= right[0]
+    assert right[best] == max(right) or image_losses(compared[best]).mean() < image_losses(compared[0]).mean()
+    assert reason
+    if best:
+        assert right[best] > right[0] or image_losses(compared[best]).mean() < image_losses(compared[0]).mean()
+
+
+def test_a_tie_keeps_the_simpler_model() -> None:
+    labels = torch.tensor([0, 1, 0, 1])
+    logits = torch.nn.functional.one_hot(labels, 2) * 2.0
+    assert choose_model([outputs_of(logits, labels)] * 3)[0] == 0
+    sharper = outputs_of(logits * 2, labels)  # as many are correct, at a lower loss
+    assert choose_model([outputs_of(logits, labels), sharper])[0] == 1
+    wrong = outputs_of(-logits, labels)
+    assert choose_model([sharper, wrong])[0] == 0
+    best, reason = choose_model([wrong, sharper])
+    assert best == 1
+    assert "gains 4 of 4" in reason

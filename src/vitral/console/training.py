@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from math import isnan
@@ -67,13 +67,25 @@ def result_lines(finished: Finished) -> list[str]:
     else:
         score = format_accuracy(scores)
         commands = [f"vitral predict {folder} IMAGE", f"vitral evaluate {folder}"]
+    tried = run.read_report().get("candidates") or ()
     return [
+        *(["Tried   " + tried_line(tried[0]), *("        " + tried_line(row) for row in tried[1:])] if tried else ()),
         f"{score} after {format_clock(finished.train_seconds)} of training",
         f"Report  {run.report}",
         f"Model   {run.model}",
         f"Next    {commands[0]}",
         *(f"        {command}" for command in [*commands[1:], f"vitral report {folder} --open"]),
     ]
+
+
+def tried_line(candidate: Mapping[str, Any]) -> str:
+    """Return a line of the table of candidates; an arrow marks the one that was kept."""
+    low, high = (format_percent(bound) for bound in candidate["interval"])
+    accuracy = f"{format_percent(candidate['top1'])} ({low} to {high})"
+    mark = "  <- kept" if candidate["chosen"] else ""
+    return (
+        f"{candidate['name']:<30} {accuracy:<24} {format_clock(candidate['seconds']):>5}  {candidate['evidence']}{mark}"
+    )
 
 
 def message_of(event: Event) -> tuple[str, str | None] | None:

@@ -144,7 +144,7 @@ class Predictor:
         return [
             Prediction(
                 label=self.labels[index],
-                probability=float(row[index]),
+                probability=float(rows[number, index]),
                 labels=self.labels,
                 probabilities=row,
                 unusual=unusual[number],

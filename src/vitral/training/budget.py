@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 REPORT_SECONDS = 7.0
 """For the plots, the report and the last files."""
 TRAINED_EPOCHS = 4
-"""Passes over the training images that a plan makes room for, beside the features and the test."""
+"""Passes over the training images that a plan makes room for, beside the features and the test. With fewer, larger
+images are worth more than training; with more, smaller images cost more than training gains."""
 TEST_FRACTION = 0.3
 """Largest fraction of a budget for the test split; a larger split is sampled."""
 MIN_TEST_IMAGES = 200
@@ -64,7 +65,8 @@ class Plan:
 def fit_plan(work: Workload, *, side: int, step: int, image_seconds: float, budget: float) -> Plan:
     """Return what fits: all test images or a sample, then the largest images, then fewer views, then fewer images.
 
-    `image_seconds` is the time of a forward pass at `side` pixels. It falls with the square of the side.
+    `image_seconds` is the time of a forward pass at `side` pixels. It falls with the square of the side. One view at a
+    larger size is preferred to two views at a smaller one.
     """
     budget = max(budget, 1.0)
     sides = range(side, min(side, MIN_SIDE) - 1, -step)
@@ -74,9 +76,10 @@ def fit_plan(work: Workload, *, side: int, step: int, image_seconds: float, budg
 
     for candidate in sides:
         image = image_seconds * (candidate / side) ** 2
-        scaled = replace(work, test=sample_test(image))
-        if scaled.seconds(image) <= budget:
-            return Plan(side=candidate, train=work.train, test=scaled.test, views=work.views)
+        for views in dict.fromkeys((work.views, 1)):
+            scaled = replace(work, test=sample_test(image), views=views)
+            if scaled.seconds(image) <= budget:
+                return Plan(side=candidate, train=work.train, test=scaled.test, views=views)
     image = image_seconds * (sides[-1] / side) ** 2
     test = sample_test(image)
     per_image = replace(work, views=1, test=0).seconds(image) / work.train  # with its share of the validation images

@@ -21,10 +21,10 @@ from vitral.errors import ConfigError, DataError, WeightsError
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
 from vitral.model.network import Network
-from vitral.runs import Run
-from vitral.training.auto import HEADERS_SAMPLED, Facts, resolve
+from vitral.runs import Run, quote
+from vitral.training.auto import HEADERS_SAMPLED, MAX_SMALL_SIDE, Facts, resolve
 from vitral.training.budget import MIN_STEPS, Budget
-from vitral.training.config import ResolvedConfig, TrainConfig
+from vitral.training.config import CUSTOM_MODEL, ResolvedConfig, TrainConfig
 from vitral.training.events import Chosen, Event, Warned
 from vitral.training.job import Job
 from vitral.training.near_duplicates import NearDuplicates, search_near_duplicates
@@ -39,6 +39,7 @@ from vitral.training.warm_start import WarmStart, begin, limit_splits, resume, s
 from vitral.weights.checkpoint import default_preprocess
 from vitral.weights.dialects.plan import ModelSpec
 from vitral.weights.load import peek, verify_checksum
+from vitral.weights.pretrained import recommend
 from vitral.weights.save import check_modules
 
 
@@ -70,6 +71,8 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     config, resolved = resolve_request(request, dataset, splits)
     yield from resolved
     splits = limit_splits(splits, config)
+    if advice := advise_checkpoint(config, is_resumed=is_resumed):
+        yield advice
     if config.starts_with_probe and isinstance(run, Run) and is_resumed:
         warm = yield from resume(config, dataset, splits, run)
     elif config.starts_with_probe:
@@ -89,6 +92,17 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     if 0 < job.steps <= job.warmup_steps:
         yield Warned(message=f"The warmup takes {job.warmup_steps:,} of {job.steps:,} steps. Set optim.warmup_steps.")
     return job
+
+
+def advise_checkpoint(config: ResolvedConfig, *, is_resumed: bool) -> Warned | None:
+    """Return the command that would do far better, for a run that learns photos from scratch."""
+    sizes = config.image_size if isinstance(config.image_size, tuple) else (config.image_size,)
+    is_custom = config.model.startswith(CUSTOM_MODEL)
+    if config.from_weights or is_resumed or is_custom or config.objective != "classify" or min(sizes) <= MAX_SMALL_SIDE:
+        return None
+    name, _ = recommend(config.device)
+    command = f"vitral train {quote(config.data)} --from {name}"
+    return Warned(message=f"Photos are hard to learn from scratch. A checkpoint would do far better: {command}")
 
 
 def list_findings(warm: WarmStart, duplicates: NearDuplicates) -> Mapping[str, Any]:

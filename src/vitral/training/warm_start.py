@@ -14,7 +14,7 @@ from vitral.model.network import Network
 from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
-from vitral.training.budget import Budget, Workload, fit_plan
+from vitral.training.budget import REPORT_SECONDS, Budget, Workload, fit_plan
 from vitral.training.config import ResolvedConfig
 from vitral.training.events import Chosen, Event, Warned
 from vitral.training.networks import build_model
@@ -39,6 +39,9 @@ from vitral.training.tokens import (
     restore_tokens,
     token_bytes,
 )
+
+STEP_OVERHEAD = 1.4
+"""Time of a training step on tokens, relative to its matrix products."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,6 +75,8 @@ def begin(
         if smaller.image_size != config.image_size:
             network, preprocess, changes = build_model(smaller, len(dataset.classes))
         config, splits = smaller, limit_splits(splits, smaller)
+    else:
+        yield estimate_time(as_loaded(network, preprocess, config, dataset), config, splits)
     config, lack_of_space = fit_onto_disk(config, network, splits)
     choices += lack_of_space
     yield from choices
@@ -194,37 +199,47 @@ def fit_into(
     budget: Budget, model: LoadedModel, config: ResolvedConfig, splits: Splits, *, may_shrink: bool
 ) -> tuple[ResolvedConfig, list[Chosen]]:
     """Choose the size and the number of images by the speed of a forward pass, so that the run ends in time."""
-    side = config.image_size
-    seconds = time_image(model, splits.train)
-    has_views = config.tune.views or config.augment.flip > 0
-    work = Workload(
-        train=len(splits.train),
-        validation=0 if splits.validation is splits.train else len(splits.validation),
-        test=len(splits.test),
-        views=max(config.tune.views, 1 + (config.augment.flip > 0)) if has_views else 1,
-        step_cost=step_cost(config, model.model),
-    )
-    is_square = isinstance(side, int)
+    side, work, seconds = config.image_size, count_work(model, config, splits), time_image(model, splits.train)
     height = side if isinstance(side, int) else side[0]
-    step = model.model.config.step_hw[0] if may_shrink and is_square else height
+    step = model.model.config.step_hw[0] if may_shrink and isinstance(side, int) else height
     plan = fit_plan(work, side=height, step=step, image_seconds=seconds, budget=budget.left)
-    whole = work.seconds(seconds)
-    reason = f"everything at {height} pixels would take {whole / 60:.1f} minutes"
-    chosen = {
+    views = min(plan.views, config.tune.views)
+    reason = f"everything at {height} pixels would take {work.seconds(seconds) / 60:.1f} minutes"
+    smaller = {
         "image_size": (plan.side, height),
-        "tune.views": (plan.views, config.tune.views if config.tune.views else plan.views),
+        "tune.views": (views, config.tune.views),
         "max_train_images": (plan.train, work.train),
         "max_test_images": (plan.test, work.test),
     }
-    choices = [Chosen(name=name, value=value, reason=reason) for name, (value, full) in chosen.items() if value != full]
+    choices = [Chosen(name=name, value=new, reason=reason) for name, (new, old) in smaller.items() if new != old]
     config = replace(
         config,
-        image_size=plan.side if is_square else side,
+        image_size=plan.side if isinstance(side, int) else side,
         max_train_images=plan.train if plan.train < work.train else config.max_train_images,
         max_test_images=plan.test if plan.test < work.test else config.max_test_images,
-        tune=replace(config.tune, views=min(plan.views, config.tune.views)),
+        tune=replace(config.tune, views=views),
     )
     return config, choices
+
+
+def count_work(model: LoadedModel, config: ResolvedConfig, splits: Splits) -> Workload:
+    """Return what a run has to compute."""
+    return Workload(
+        train=len(splits.train),
+        validation=0 if splits.validation is splits.train else len(splits.validation),
+        test=len(splits.test),
+        views=config.tune.views or 1 + (config.augment.flip > 0),
+        step_cost=step_cost(config, model.model),
+    )
+
+
+def estimate_time(model: LoadedModel, config: ResolvedConfig, splits: Splits) -> Chosen:
+    """Return the estimated time of a run without a time budget."""
+    seconds, work = time_image(model, splits.train), count_work(model, config, splits)
+    epochs = float(config.epochs)
+    minutes = work.seconds(seconds, epochs=epochs) / 60 + REPORT_SECONDS / 60
+    reason = f"{work.views * work.train:,} training views, {work.test:,} test images, {epochs:.3g} epochs"
+    return Chosen(name="estimated time", value=f"{minutes:.1f} minutes", reason=reason)
 
 
 def step_cost(config: ResolvedConfig, network: Network) -> float:
@@ -233,7 +248,7 @@ def step_cost(config: ResolvedConfig, network: Network) -> float:
         return 0.0
     if not config.tune.views:
         return 1.2 if config.tune.what == "head" else 3.0
-    return 3.0 * config.tune.blocks / len(network.blocks) * (1 - config.tune.dropped)
+    return STEP_OVERHEAD * 3 * config.tune.blocks / len(network.blocks) * (1 - config.tune.dropped)
 
 
 def fit_onto_disk(config: ResolvedConfig, network: Network, splits: Splits) -> tuple[ResolvedConfig, list[Chosen]]:

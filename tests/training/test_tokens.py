@@ -1,0 +1,167 @@
+"""Tokens of the frozen blocks: the numbers of the whole network, the same run after a kill, a file that is verified."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import vitral
+from tests.conftest import small_model
+from tests.data.images import class_folders
+from tests.training.short_runs import assert_same_run, interrupt_at, last
+from vitral.cache import cache_folder
+from vitral.data.augment import Augment
+from vitral.data.sources import open_dataset
+from vitral.inference.loaded_model import LoadedModel, load_model
+from vitral.training.entry import train_events
+from vitral.training.events import Candidate, Chosen, Event, Finished, Measuring, Stepped
+from vitral.training.tokens import TokenLoader, TokenPlan, TokenSet, compute_tokens, restore_tokens
+from vitral.weights.checkpoint import Checkpoint
+
+CLASSES = ("blue", "green", "red")
+SETTINGS: dict[str, Any] = {
+    "batch_size": 8,
+    "workers": 0,
+    "device": "cpu",
+    "precision": "float32",
+    "tune": {"what": "last-blocks", "blocks": 1},
+    "save_seconds": 0,
+    "near_duplicates": "ignore",
+}
+
+
+@pytest.fixture(scope="module")
+def colors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return class_folders(tmp_path_factory.mktemp("colors"), dict.fromkeys(CLASSES, 30), size=(16, 16))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("base") / "base.safetensors"
+    vitral.save(small_model(), path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITRAL_CACHE", str(tmp_path / "cache"))
+
+
+def finish(progress: Any) -> Any:
+    while True:
+        try:
+            next(progress)
+        except StopIteration as end:
+            return end.value
+
+
+def make_model(**fields: Any) -> LoadedModel:
+    model = small_model(num_classes=3, **fields)
+    torch.nn.init.normal_(model.head.weight)
+    return load_model(Checkpoint(model=model, preprocess=vitral.Preprocess(size=(16, 16)), labels=CLASSES))
+
+
+def make_plan(views: int, images: int) -> TokenPlan:
+    augment = Augment(crop="resized", flip=0.5)
+    return TokenPlan(trained=1, views=views, viewed=images, augment=augment, seed=0, classes=3, multi_label=False)
+
+
+@pytest.mark.parametrize("fields", [{}, {"registers": 2}, {"pool": "mean"}, {"position_at": "every-layer"}])
+def test_upper_blocks_on_tokens_equal_the_whole_network(colors: Path, fields: dict[str, Any]) -> None:
+    model, items = make_model(**fields), open_dataset(colors).splits["train"][::9]
+    tokens, (features,) = finish(compute_tokens(model, items, make_plan(1, len(items))))
+    assert isinstance(tokens, TokenSet)
+    block = len(model.model.blocks) - 1
+    loader = TokenLoader(images=tokens, rows=torch.arange(len(tokens)), batch_size=4)
+    upper = torch.cat([model.features_from(block, batch.images) for batch in loader.epoch()])
+    torch.testing.assert_close(upper, features, atol=0.03, rtol=0.03)  # bfloat16 keeps 8 bits
+    assert tokens.labels.tolist() == [item.label for item in items]
+
+
+def test_views_are_plain_mirrored_and_augmented(colors: Path) -> None:
+    model, items = make_model(), open_dataset(colors).splits["train"][:6]
+    tokens, views = finish(compute_tokens(model, items, make_plan(3, 4)))
+    assert [len(view) for view in views] == [6, 4, 4]  # the last two images have the plain view only
+    assert tokens.tokens.shape[:2] == (3, 6)
+    plain = finish(compute_tokens(model, items, make_plan(1, 6)))[0].tokens
+    assert torch.equal(tokens.tokens[0], plain[0])
+    assert not torch.equal(tokens.tokens[2, :4], tokens.tokens[0, :4])
+
+
+def test_a_training_epoch_is_repeatable_and_drops_patches(colors: Path) -> None:
+    model, items = make_model(), open_dataset(colors).splits["train"][:12]
+    tokens, _ = finish(compute_tokens(model, items, make_plan(2, 12)))
+    loader = TokenLoader(images=tokens, rows=torch.arange(12), batch_size=5, shuffle=True, extras=1, dropped=0.5)
+    assert loader.batches_per_epoch == 2
+    first, again, other = ([batch.images for batch in loader.epoch(epoch)] for epoch in (0, 0, 1))
+    assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+    (resumed,) = [batch.images for batch in loader.epoch(0, start=1)]
+    assert torch.equal(resumed, first[1])
+
+
+def test_tokens_are_read_from_an_intact_file_only(colors: Path) -> None:
+    model, items = make_model(), open_dataset(colors).splits["train"][:8]
+    plan = make_plan(2, 8)
+    tokens, _ = finish(compute_tokens(model, items, plan))
+    expected = tokens.tokens.clone()
+    progress = list(restore_tokens(model, items, plan))
+    assert not progress  # nothing was computed
+    with tokens.path.open("r+b") as stream:
+        stream.seek(100)
+        stream.write(b"\xff\x00\xff")
+    repaired = finish(restore_tokens(model, items, plan))
+    assert torch.equal(repaired.tokens, expected)
+    repaired.remove()
+    assert not list((cache_folder() / "tokens").iterdir())
+    assert torch.equal(finish(restore_tokens(model, items, plan)).tokens, expected)
+
+
+def train(data: Path, base: Path, out: Path, **settings: Any) -> list[Event]:
+    return list(train_events(data, out=out, **{"from": str(base), **SETTINGS, "epochs": 3, **settings}))
+
+
+def steps_of(events: list[Event]) -> list[int]:
+    return [event.step for event in events if isinstance(event, Stepped)]
+
+
+@pytest.mark.parametrize("step", [4, 26])
+@pytest.mark.parametrize("lose_tokens", [False, True])
+def test_a_killed_run_resumes_bit_for_bit(
+    colors: Path, base: Path, tmp_path: Path, step: int, lose_tokens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted on the training images, and in the refit; with the tokens still there, and without."""
+    monkeypatch.setattr("vitral.training.comparison.choose_model", lambda outputs: (2, "for the test"))
+    whole = train(colors, base, tmp_path / "whole")
+    assert max(steps_of(whole)) > 26 > 3 * 7  # the refit follows
+    settings = {"from": str(base), **SETTINGS, "epochs": 3}
+    interrupt_at(step, train_events(colors, out=tmp_path / "parts", **settings))
+    files = list((cache_folder() / "tokens").iterdir())
+    assert files
+    if lose_tokens:
+        for path in files:
+            path.unlink()
+    resumed = list(train_events(resume=tmp_path / "parts"))
+    assert min(steps_of(resumed)) == step + 1
+    assert (
+        bool([event for event in resumed if isinstance(event, Measuring) and event.what == "features"]) == lose_tokens
+    )
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert not list((cache_folder() / "tokens").iterdir())  # removed in the end
+
+
+def test_every_candidate_is_listed_with_the_winner(colors: Path, base: Path, tmp_path: Path) -> None:
+    events = train(colors, base, tmp_path / "run")
+    names = [event.name for event in events if isinstance(event, Candidate)]
+    assert names[-2:] == ["last-blocks, half-way", "last-blocks"] or names[-1].startswith("last-blocks, epoch")
+    (choice,) = [event for event in events if isinstance(event, Chosen) and event.name == "model"]
+    assert choice.value in ("probe", *names)
+    assert isinstance(last(events, Finished), Finished)
+
+
+def test_dropping_is_for_absolute_positions_only(colors: Path, tmp_path: Path) -> None:
+    """Relative positions need the whole grid."""
+    vitral.save(small_model(position="relative"), tmp_path / "base.safetensors")
+    events = train(colors, tmp_path / "base.safetensors", tmp_path / "run", epochs=1)
+    assert isinstance(events[-1], Finished)
