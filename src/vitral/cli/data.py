@@ -15,6 +15,7 @@ from vitral.files import atomic_path, printable
 if TYPE_CHECKING:
     from vitral.data.dataset import DatasetIndex
     from vitral.evaluation.suspects import Suspects
+    from vitral.inference.loaded_model import LoadedModel
 
 
 def data(
@@ -57,56 +58,47 @@ def data(
 
     if sheet is not None:
         _check_free(sheet)
-    check_suspect_options(from_, out=out, image_size=image_size, device=device)
     dataset = open_dataset(data)
+    model = load_suspect_model(from_, out=out, image_size=image_size, device=device)
     with progress_bar("Reading images", quiet=format != "human") as move:
         result = scan(dataset, headers_only=headers_only, on_progress=lambda event: move(event.done, event.total))
     if sheet is not None:
         with atomic_path(sheet, DataError) as temporary:
             contact_sheet(dataset.splits.get("train", ()), dataset.classes).save(temporary, "PNG")
     suspects, files = None, list[Path]()
-    if from_ is not None:
-        suspects, files = search_suspects(dataset, from_, out, image_size, device, quiet=format != "human")
-
-    def show() -> None:
-        show_scan(result, sheet)
-        if suspects is not None:
-            show_suspects(suspects, files)
-
-    found = {} if suspects is None else {**suspects.as_dict(), "files": [str(path) for path in files]}
-    problems = map(printable, result.problems)
-    show_as(format, json=result.as_dict() | ({"suspects": found} if found else {}), quiet=problems, human=show)
+    if model is not None:
+        suspects, files = search_suspects(model, dataset, out, quiet=format != "human")
+    content, problems = result.as_dict(), map(printable, result.problems)
+    if suspects is not None:
+        content["suspects"] = suspects.as_dict() | {"files": [str(path) for path in files]}
+    show_as(format, json=content, quiet=problems, human=lambda: show_scan(result, sheet))
+    if suspects is not None and format == "human":
+        show_suspects(suspects, files)
     if not result.can_train:
         sys.exit(2)
 
 
-def check_suspect_options(
+def load_suspect_model(
     model: str | None, *, out: Path | None, image_size: tuple[int, int] | None, device: str
-) -> None:
-    """Raise ConfigError before anything is read if the search would fail, or if its options were passed without it."""
+) -> "LoadedModel | None":
+    """Return the model of --from, if any. Raise ConfigError if its options cannot be used."""
+    from vitral.evaluation.suspects import check_suspect_target, load_for_features
+
     for name, is_passed in (("--out", out), ("--image-size", image_size), ("--device", device != "auto")):
         if model is None and is_passed:
             raise ConfigError(f"{name} applies to the features of a model only.", hint="Pass --from MODEL.")
     if out is not None:
-        from vitral.evaluation.suspects import check_suspect_target
-
         check_suspect_target(out)
+    return None if model is None else load_for_features(model, image_size=image_size, device=device)
 
 
 def search_suspects(
-    dataset: "DatasetIndex",
-    model: str,
-    out: Path | None,
-    image_size: tuple[int, int] | None,
-    device: str,
-    *,
-    quiet: bool,
+    model: "LoadedModel", dataset: "DatasetIndex", out: Path | None, *, quiet: bool
 ) -> "tuple[Suspects, list[Path]]":
     """Return the suspects of a dataset, and the files that they were written to."""
-    from vitral.evaluation.suspects import Suspects, find_suspects, load_for_features, write_suspects
+    from vitral.evaluation.suspects import Suspects, find_suspects, write_suspects
 
-    loaded = load_for_features(model, image_size=image_size, device=device)
-    suspects = with_progress(find_suspects(loaded, dataset), "Computing features", quiet=quiet)
+    suspects = with_progress(find_suspects(model, dataset), "Computing features", quiet=quiet)
     assert isinstance(suspects, Suspects)
     return suspects, [] if out is None else write_suspects(suspects, out)
 
