@@ -9,18 +9,20 @@ probabilities. It is not a dependency of vitral: install it into an environment 
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.timing import describe_machine, save
-from vitral.data.dataset import DatasetIndex
+from vitral.data.dataset import DatasetIndex, Item
 from vitral.data.sources import open_dataset
 from vitral.evaluation.label_errors import find_label_errors
 from vitral.evaluation.linear_probe import choose_folds, fit_probe
 from vitral.evaluation.suspects import compute_features, load_for_features
+from vitral.inference.loaded_model import LoadedModel
+from vitral.inference.pipeline import ModelOutputs
 
 FRACTION = 0.05
 SEEDS = (0, 1, 2)
@@ -77,15 +79,23 @@ def measure(features: Tensor, labels: Tensor, classes: int, kind: str) -> list[d
     return rows
 
 
-def load_features(data: DatasetIndex, weights: str, images: int | None, size: int) -> tuple[Tensor, Tensor]:
-    """Return the features and labels of the first training images."""
-    items = data.splits["train"][:images]
-    computing = compute_features(load_for_features(weights, image_size=size), items, batch_size=64)
+def load_features(
+    data: DatasetIndex, weights: str, images: int | None, size: int | None, split: str = "train"
+) -> tuple[Tensor, Tensor]:
+    """Return the features and labels of the first images of a split."""
+    items = data.splits[split][:images]
+    features = collect_features(load_for_features(weights, image_size=size), items)
+    return features.outputs, torch.tensor([items[index].label for index in features.indices.tolist()])
+
+
+def collect_features(model: LoadedModel, items: Sequence[Item]) -> ModelOutputs:
+    """Return the features of images, from the cache if they are there."""
+    computing = compute_features(model, items, batch_size=64)
     while True:
         try:
             next(computing)
         except StopIteration as end:
-            return end.value.outputs, torch.tensor([items[index].label for index in end.value.indices.tolist()])
+            return end.value
 
 
 def main() -> None:

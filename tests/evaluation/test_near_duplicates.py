@@ -20,7 +20,7 @@ from vitral.inference.novelty import fit_whitening
 def test_pairs_equal_scikit_learns_neighbors(max_similarities: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(near_duplicates, "MAX_SIMILARITIES", max_similarities)
     features = torch.randn(120, 6)
-    mean, whitening = fit_whitening(features)
+    mean, whitening = fit_whitening(features, shrinkage=near_duplicates.SHRINKAGE)
     whitened = ((features - mean) @ whitening).numpy()
     distances, indices = NearestNeighbors(metric="cosine", radius=0.1).fit(whitened).radius_neighbors(whitened)
     expected = {

@@ -1,14 +1,15 @@
-"""How unusual images are: the covariance against scikit-learn, the calibration, and the file."""
+"""How unusual images are: the whitening against scikit-learn, the calibration, and the file."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from sklearn.covariance import ledoit_wolf
+from sklearn.covariance import EmpiricalCovariance, shrunk_covariance
 from torch import Tensor
 
 from vitral.errors import ConfigError, WeightsError
-from vitral.inference.novelty import Novelty, fit_novelty, shrunk_covariance
+from vitral.inference.novelty import Novelty, fit_novelty, fit_whitening
 
 
 def clusters(images: int, *, seed: int = 0, classes: int = 5, width: int = 24) -> tuple[Tensor, Tensor]:
@@ -20,10 +21,14 @@ def clusters(images: int, *, seed: int = 0, classes: int = 5, width: int = 24) -
 
 
 @pytest.mark.parametrize(("images", "width"), [(500, 20), (15, 40)])
-def test_covariance_equals_scikit_learn(images: int, width: int) -> None:
-    residuals = torch.randn(images, width, dtype=torch.double) * torch.linspace(0.1, 2, width)
-    expected, _ = ledoit_wolf(residuals.numpy(), assume_centered=True)
-    torch.testing.assert_close(shrunk_covariance(residuals), torch.from_numpy(expected), rtol=1e-5, atol=1e-9)
+def test_whitening_equals_scikit_learns_shrunk_covariance(images: int, width: int) -> None:
+    features = torch.randn(images, width) * torch.linspace(0.1, 2, width) + 4
+    mean, whitening = fit_whitening(features, shrinkage=0.5)
+    covariance = EmpiricalCovariance().fit(features.double().numpy()).covariance_
+    expected = np.linalg.inv(shrunk_covariance(covariance, 0.5 * width / (images + width)))
+    product = (whitening @ whitening.T).double()
+    torch.testing.assert_close(mean, features.mean(0))
+    torch.testing.assert_close(product, torch.from_numpy(expected / expected.diagonal().mean()), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("has_held_out", [True, False])

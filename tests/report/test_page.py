@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import vitral
 from tests.report.example_run import HOSTILE_NAMES, example_report, finished_run, masked_patches_report
@@ -118,3 +119,24 @@ def test_report_needs_no_torch(tmp_path: Path) -> None:
     shutil.copytree(OLD_RUN, tmp_path / "old")
     program = "import sys, vitral; vitral.write_report(sys.argv[1]); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-W", "error", "-c", program, tmp_path / "old"], check=True)
+
+
+def test_suspects_are_shown_with_their_thumbnails(tmp_path: Path) -> None:
+    report = example_report(("cat", "dog"))
+    plain = written_page(finished_run(tmp_path / "plain", report).folder)
+    assert "Likely label errors" not in plain.text
+    assert "Near-duplicates" not in plain.text
+    error = dict(
+        key="<b>7.png", label="cat", suggested="dog", probability=0.93, thumbnail="../plots/label-error-01.png"
+    )
+    report["label_errors"] = [error] + [error | dict(key=f"{n}.png", thumbnail=None) for n in range(60)]
+    pair = dict(key="a.png", other="b.png", similarity=0.912, split="train", other_split="test")
+    report["near_duplicates"] = [pair, pair | dict(other_split="train")]
+    run = finished_run(tmp_path / "run", report)
+    Image.new("RGB", (8, 8)).save(run.plots / "label-error-01.png")
+    page = written_page(run.folder)
+    assert "<b>7.png" in page.text
+    assert "dog  93% label: cat" in page.text
+    assert "13 more images in report.json." in page.text
+    assert "2 pairs of nearly equal images, 1 of them in different splits." in page.text
+    assert page.tags.count("img") == plain.tags.count("img") + 1

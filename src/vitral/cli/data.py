@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vitral.data.dataset import DatasetIndex
     from vitral.data.scan import Scan
     from vitral.evaluation.suspects import Suspects
+    from vitral.inference.loaded_model import LoadedModel
 
 
 def data(
@@ -61,14 +62,14 @@ def data(
 
     if sheet is not None:
         _check_free(sheet)
-    check_suspect_options(from_, out=out, image_size=image_size, device=device)
     dataset, is_quiet = open_dataset(data), format != "human"
+    model = load_suspect_model(from_, out=out, image_size=image_size, device=device)
     result = _scan(dataset, headers_only=headers_only, group_by=group_by, drop=drop, quiet=is_quiet)
     if sheet is not None:
         _write_sheet(dataset, sheet)
     suspects, files = None, list[Path]()
-    if from_ is not None:
-        suspects, files = search_suspects(dataset, from_, out, image_size, device, quiet=is_quiet)
+    if model is not None:
+        suspects, files = search_suspects(model, dataset, out, quiet=is_quiet)
     _show(result, sheet, suspects, files, format)
     if not result.can_train:
         sys.exit(2)
@@ -106,33 +107,27 @@ def _show(result: "Scan", sheet: Path | None, suspects: "Suspects | None", files
     show_as(format, json=result.as_dict() | found, quiet=map(printable, result.problems), human=show)
 
 
-def check_suspect_options(
+def load_suspect_model(
     model: str | None, *, out: Path | None, image_size: tuple[int, int] | None, device: str
-) -> None:
-    """Raise ConfigError before anything is read if the search would fail, or if its options were passed without it."""
+) -> "LoadedModel | None":
+    """Return the model of --from, if any. Raise ConfigError if its options cannot be used."""
+    from vitral.evaluation.suspects import check_suspect_target, load_for_features
+
     for name, is_passed in (("--out", out), ("--image-size", image_size), ("--device", device != "auto")):
         if model is None and is_passed:
             raise ConfigError(f"{name} applies to the features of a model only.", hint="Pass --from MODEL.")
     if out is not None:
-        from vitral.evaluation.suspects import check_suspect_target
-
         check_suspect_target(out)
+    return None if model is None else load_for_features(model, image_size=image_size, device=device)
 
 
 def search_suspects(
-    dataset: "DatasetIndex",
-    model: str,
-    out: Path | None,
-    image_size: tuple[int, int] | None,
-    device: str,
-    *,
-    quiet: bool,
+    model: "LoadedModel", dataset: "DatasetIndex", out: Path | None, *, quiet: bool
 ) -> "tuple[Suspects, list[Path]]":
     """Return the suspects of a dataset, and the files that they were written to."""
-    from vitral.evaluation.suspects import Suspects, find_suspects, load_for_features, write_suspects
+    from vitral.evaluation.suspects import Suspects, find_suspects, write_suspects
 
-    loaded = load_for_features(model, image_size=image_size, device=device)
-    suspects = with_progress(find_suspects(loaded, dataset), "Computing features", quiet=quiet)
+    suspects = with_progress(find_suspects(model, dataset), "Computing features", quiet=quiet)
     assert isinstance(suspects, Suspects)
     return suspects, [] if out is None else write_suspects(suspects, out)
 

@@ -1,8 +1,9 @@
 """`vitral predict` and `vitral features`: labels and embeddings of images."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import vitral
 from vitral.cli.parameters import (
@@ -23,6 +24,10 @@ from vitral.console.progress import progress_bar, with_progress
 from vitral.console.results import describe_feature_file, describe_prediction_file, write_human, write_quiet
 from vitral.errors import ConfigError, check_int, check_number
 from vitral.files import as_text, printable
+
+if TYPE_CHECKING:
+    from vitral.data.scan import Progress
+    from vitral.inference.writers import PredictionFile
 
 
 def predict(
@@ -79,16 +84,21 @@ def predict(
         failed = print_rows(predictor, files, top, format, reject)
     else:
         events = predict_to_file(predictor, files, out, top=top, reject=reject, resume=resume)
-        try:
-            result = with_progress(events, "Predicting", quiet=format != "human")
-        except KeyboardInterrupt:
-            print(f"vitral: {out} is incomplete. Run the same command with --resume to continue.", file=sys.stderr)
-            raise
-        failed = result.failed
-        if format == "human":
-            print(describe_prediction_file(result), file=sys.stderr)
+        failed = write_rows(events, out, quiet=format != "human")
     if failed:
         sys.exit(3)
+
+
+def write_rows(events: "Iterator[Progress | PredictionFile]", out: Path, *, quiet: bool) -> int:
+    """Write a file of predictions and return the number of unusable images."""
+    try:
+        result = with_progress(events, "Predicting", quiet=quiet)
+    except KeyboardInterrupt:
+        print(f"vitral: {out} is incomplete. Run the same command with --resume to continue.", file=sys.stderr)
+        raise
+    if not quiet:
+        print(describe_prediction_file(result), file=sys.stderr)
+    return result.failed
 
 
 def print_rows(predictor: "vitral.Predictor", files: list[str], top: int, format: str, reject: float | None) -> int:

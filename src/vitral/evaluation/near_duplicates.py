@@ -12,6 +12,10 @@ from vitral.inference.novelty import fit_whitening
 
 MIN_THRESHOLD, MAX_THRESHOLD = 0.6, 0.8
 """Bounds of the similarity that makes two images near-duplicates, measured in docs/decisions/near-duplicates.md."""
+CROWD, CROWD_THRESHOLD = 20, 0.98
+"""The upper bound if images have more neighbors above it than this, on average: a model that was trained on the dataset
+makes all images of a class similar."""
+SHRINKAGE = 1.0
 MIN_IMAGES = 10
 """Fewer images do not show which similarity is ordinary."""
 MAX_SIMILARITIES = 2**24
@@ -38,9 +42,9 @@ def find_near_duplicates(features: Tensor, *, threshold: float | None = None) ->
     images = len(features)
     if images < MIN_IMAGES:
         return []
-    mean, whitening = fit_whitening(features)
+    mean, whitening = fit_whitening(features, shrinkage=SHRINKAGE)
     directions = F.normalize((features.float() - mean) @ whitening, dim=1)
-    nearest = torch.zeros(images)
+    nearest, neighbors = torch.zeros(images), 0
     pairs: list[NearDuplicate] = []
     rows = max(1, MAX_SIMILARITIES // images)
     for start in range(0, images, rows):
@@ -48,9 +52,11 @@ def find_near_duplicates(features: Tensor, *, threshold: float | None = None) ->
         block = slice(start, start + len(similarity))
         nearest[block] = torch.maximum(nearest[block], similarity.amax(1))
         nearest[start:] = torch.maximum(nearest[start:], similarity.amax(0))
+        neighbors += 2 * int((similarity >= MAX_THRESHOLD).sum())
         pairs += _pairs_above(MIN_THRESHOLD if threshold is None else threshold, similarity, start)
     if threshold is None:
-        threshold = min(MAX_THRESHOLD, max(MIN_THRESHOLD, (1 + nearest.median().item()) / 2))
+        highest = CROWD_THRESHOLD if neighbors > CROWD * images else MAX_THRESHOLD
+        threshold = min(highest, max(MIN_THRESHOLD, (1 + nearest.median().item()) / 2))
     chosen = (pair for pair in pairs if pair.similarity >= threshold)
     return sorted(chosen, key=lambda pair: (-pair.similarity, pair.first, pair.second))
 

@@ -19,6 +19,7 @@ from vitral.errors import ConfigError, WeightsError
 from vitral.files import atomic_path
 
 MAX_QUANTILES = 1001
+SHRINKAGE = 0.5
 FOLDS = 20
 """With fewer folds, the statistics of the others are noticeably worse than those of all images."""
 
@@ -123,32 +124,26 @@ def _fit_statistics(features: Tensor, labels: Tensor) -> Novelty:
     members = F.one_hot(labels).double() if labels.ndim == 1 else labels.double()
     members = members[:, members.sum(0) > 0]
     class_means = (members.T @ features) / members.sum(0)[:, None]
-    mean, whitening = fit_whitening(features)
+    mean, whitening = fit_whitening(features, shrinkage=SHRINKAGE)
     directions = F.normalize((class_means.float() - mean) @ whitening, dim=1)
     return Novelty(mean=mean, whitening=whitening, directions=directions, quantiles=torch.zeros(2))
 
 
-def fit_whitening(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean (D,) and a matrix (D, D): (features - mean) @ matrix has an equal spread in every direction."""
+def fit_whitening(features: Tensor, *, shrinkage: float) -> tuple[Tensor, Tensor]:
+    """Return the mean (D,) and a matrix (D, D): (features - mean) @ matrix has an equal spread in every direction.
+
+    The covariance is shrunk towards a sphere by `shrinkage` (from 0 to 1) if there are few images, and less the more
+    there are: fully whitened features of fewer images than dimensions are all at right angles.
+    """
     features = features.double()
     mean = features.mean(0)
-    precision = cast("Tensor", torch.linalg.inv(shrunk_covariance(features - mean)))  # pyright: ignore[reportUnknownMemberType]
+    centered = features - mean
+    images, width = centered.shape
+    covariance = centered.T @ centered / images
+    sphere = covariance.diagonal().mean().clamp(min=1e-12) * torch.eye(width, dtype=torch.double)
+    weight = shrinkage * width / (images + width)
+    shrunk = (1 - weight) * covariance + weight * sphere
+    precision = cast("Tensor", torch.linalg.inv(shrunk))  # pyright: ignore[reportUnknownMemberType]
     scaled = precision / precision.diagonal().mean()  # a cosine has no scale
     whitening = cast("Tensor", torch.linalg.cholesky(scaled))  # pyright: ignore[reportUnknownMemberType]
     return mean.float(), whitening.float()
-
-
-def shrunk_covariance(residuals: Tensor) -> Tensor:
-    """Return the (D, D) covariance of centered (N, D) residuals, shrunk towards a sphere (Ledoit and Wolf 2004).
-
-    With fewer images than features the plain covariance has no inverse.
-    """
-    images, width = residuals.shape
-    covariance = residuals.T @ residuals / images
-    variance = covariance.diagonal().mean().clamp(min=1e-12)
-    sphere = variance * torch.eye(width, dtype=covariance.dtype)
-    distance = (covariance - sphere).square().sum()
-    squares = residuals.square()
-    noise = ((squares.T @ squares).sum() / images - covariance.square().sum()) / images
-    shrinkage = (noise / distance).clamp(0, 1) if distance > 0 else torch.ones(())
-    return (1 - shrinkage) * covariance + shrinkage.clamp(min=1e-6) * sphere

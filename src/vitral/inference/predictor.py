@@ -140,7 +140,7 @@ class Predictor:
             unusual = [float(score) for score in scores]
             logits = self.loaded.classify(features)
         rows = self.loaded.probabilities(self.loaded.check_finite(logits)).numpy()
-        best = rows.argmax(1).tolist()
+        best: list[int] = rows.argmax(1).tolist()
         return [
             Prediction(
                 label=self.labels[index],
