@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,7 @@ def compute_features(
     model: LoadedModel, items: Sequence[Item], *, batch_size: int
 ) -> Generator[Progress, None, ModelOutputs]:
     """Return the features of some images, from the cache if they are there."""
+    items = [replace(item, label=0) for item in items]  # they do not depend on the labels
     return (yield from cached_features(model, items, batch_size=batch_size))
 
 
