@@ -32,6 +32,7 @@ NOT_RUN_HERE = (
     ".venv/bin/pip install",
     "pip install",
     "vitral describe hf:",
+    "vitral train photos/ --from dinov2-s14",  # downloads a checkpoint
     "vitral convert ViT-B_16.npz",  # a file of hundreds of megabytes
 )
 ELSEWHERE = {"README.md": ("vitral export vit-cifar10 --to onnx",)}  # docs/export.md has the same command

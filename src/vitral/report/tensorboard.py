@@ -39,7 +39,10 @@ def _write_curves(events: Iterable[Event]) -> Iterator[Event]:
     try:
         for event in events:
             if isinstance(event, Started):  # a resumed run discards the points of later steps
-                writer = EventFileWriter(str(Run(event.folder).tensorboard))
+                folder = Run(event.folder).tensorboard
+                while any(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
+                    time.sleep(0.05)  # readers sort the files by the second in their names
+                writer = EventFileWriter(str(folder))
                 write(event.step + 1, session_log={"status": "START"})
             if isinstance(event, Started | Stepped | EpochEnded):
                 step = event.step

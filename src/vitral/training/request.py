@@ -27,6 +27,10 @@ _LENGTHS = {"steps": None, "epochs": "auto", "minutes": None}
 """The settings that state the length of a run, with the value that leaves it to another."""
 
 
+SETTINGS_OF_OLD_RUNS = {"near_duplicates": "ignore", "tune.views": 0, "refit": False}
+"""What runs of versions without these settings did."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """A run that somebody asked for."""
@@ -165,7 +169,7 @@ def read_run_settings(run: Run) -> ResolvedConfig:
     """Return the settings that a run started with; raise ConfigError if some are lost."""
     content = flatten(run.read_config())
     lengths = _pop_resume_table(content)
-    config = with_settings(None, {**content, **lengths}, str(run.config))
+    config = with_settings(None, {**SETTINGS_OF_OLD_RUNS, **content, **lengths}, str(run.config))
     missing = [name for name, value in as_settings(config).items() if value == "auto"]
     if missing := [name for name in missing if name != "model" or config.from_weights is None]:
         raise ConfigError(
