@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitral.training.budget import MIN_SIDE, MIN_TEST_IMAGES, Workload, fit_plan
+from vitral.training.budget import MIN_SIDE, MIN_TEST_IMAGES, PLANNED_SHARE, Workload, fit_plan
 
 WORK = Workload(train=1000, validation=100, test=500, views=2, step_cost=0.5)
 
@@ -11,7 +11,7 @@ def seconds_of(work: Workload, *, side: int, train: int, test: int, views: int, 
     """Forward passes of every view and split, and four epochs of half a pass."""
     share = train / work.train
     passes = views * train + share * work.validation + test + 4 * work.step_cost * train
-    return passes * image * (side / 224) ** 2
+    return passes * image * (side / 224) ** 2 / PLANNED_SHARE
 
 
 @pytest.mark.parametrize("budget", [10.0, 30.0, 60.0, 120.0, 240.0, 600.0, 10_000.0])

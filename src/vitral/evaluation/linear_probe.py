@@ -65,11 +65,13 @@ def fit_probe(
     folds: Tensor,
     extra_views: Sequence[Tensor] = (),
     class_weights: Tensor | None = None,
+    near: LinearProbe | None = None,
 ) -> LinearProbe:
     """Fit a probe to (N, D) features. Labels are (N,) indices, or (N, K) of 0 and 1 for one sigmoid per class.
 
     `extra_views` are features of the same images seen differently, such as mirrored. The probe is fitted to all views;
-    its predictions are those of the first.
+    its predictions are those of the first. The search for the strength starts at that of `near`, a probe of similar
+    features.
     """
     problem = _Problem(features, labels, classes, extra_views, class_weights)
     tried: dict[int, Tensor] = {}
@@ -81,8 +83,8 @@ def fit_probe(
             tried[index] = problem.cross_validate(STRENGTHS[index], folds)
         return score(tried[index], labels).loss
 
-    best = FIRST_STRENGTH
-    for stride in STRIDES:
+    best = FIRST_STRENGTH if near is None else STRENGTHS.index(near.strength)
+    for stride in STRIDES if near is None else (1,):
         while (lower := min((best, best - stride, best + stride), key=loss_at)) != best:
             best = lower
     weight, bias = problem.fit(STRENGTHS[best])

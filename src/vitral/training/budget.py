@@ -3,11 +3,13 @@
 import time
 from dataclasses import dataclass, replace
 
-REPORT_SECONDS = 7.0
+REPORT_SECONDS = 5.0
 """For the plots, the report and the last files."""
 TRAINED_EPOCHS = 4
 """Passes over the training images that a plan makes room for, beside the features and the test. With fewer, larger
 images are worth more than training; with more, smaller images cost more than training gains."""
+PLANNED_SHARE = 0.85
+"""Fraction of a budget to plan with; fitting probes, comparing models and the refit take the rest."""
 TEST_FRACTION = 0.3
 """Largest fraction of a budget for the test split; a larger split is sampled."""
 MIN_TEST_IMAGES = 200
@@ -68,7 +70,7 @@ def fit_plan(work: Workload, *, side: int, step: int, image_seconds: float, budg
     `image_seconds` is the time of a forward pass at `side` pixels. It falls with the square of the side. One view at a
     larger size is preferred to two views at a smaller one.
     """
-    budget = max(budget, 1.0)
+    budget = max(PLANNED_SHARE * budget, 1.0)
     sides = range(side, min(side, MIN_SIDE) - 1, -step)
 
     def sample_test(image: float) -> int:

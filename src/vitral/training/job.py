@@ -30,11 +30,11 @@ from vitral.weights.save import save
 
 CUSTOM = "vitral.custom"
 """Metadata of a file that only the class it names can load."""
-MAX_SCORED_EPOCHS, MAX_SCORED_IN_BUDGET = 200, 3
+MAX_SCORED_EPOCHS, MAX_SCORED_IN_BUDGET = 200, 2
 """A run of thousands of short epochs would measure and save more than it learns."""
 MAX_TUNED_EPOCHS = 40
 """More passes over the training images than this are not worth the time that is left of a budget."""
-MAX_PLAIN_IMAGES = 500
+MAX_PLAIN_IMAGES = 300
 REFIT_LR = 0.5
 """Peak learning rate of the refit, as a fraction of that of the training before it."""
 COMPARED_MODELS = 3
@@ -113,7 +113,7 @@ class Job:
         return lr_factor(self.config.optim, position, planned, self.warmup_steps)
 
     def plain_samples(self) -> tuple[Loader, Loader]:
-        """Return loaders of the training images as they are, at most 500, and of the validation images."""
+        """Return loaders of the training images as they are, at most 300, and of the validation images."""
         if isinstance(self.train, TokenLoader):
             rows = self.train.rows[:: max(1, len(self.train.rows) // MAX_PLAIN_IMAGES)]
             return replace(self.train, rows=rows, shuffle=False), self.validation

@@ -110,7 +110,10 @@ def fit_probes(
     for pool, columns in pools.items():
         start = time.perf_counter()
         first, *others = (view[:, columns] for view in features.train)
-        probe = fit_probe(first, labels, classes=classes, folds=folds, extra_views=others, class_weights=weights)
+        near = next(iter(probes.values()), None)
+        probe = fit_probe(
+            first, labels, classes=classes, folds=folds, extra_views=others, class_weights=weights, near=near
+        )
         probes[pool], scores[pool] = probe, score(probe.out_of_fold, labels)
         name, evidence = f"probe ({POOLS.get(pool, 'features')})", f"cross-validation on {len(labels):,} images"
         seconds = features.seconds + time.perf_counter() - start
