@@ -8,14 +8,15 @@ docs/decisions/novelty.md compares it with other distances.
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
 from vitral.errors import ConfigError, WeightsError
-from vitral.files import atomic_path
+from vitral.weights.formats.safetensors import write_safetensors
 
 MAX_QUANTILES = 1001
 SHRINKAGE = 0.5
@@ -63,8 +64,7 @@ class Novelty:
     def save(self, path: Path) -> None:
         """Write the statistics as safetensors, in float16 except the quantiles."""
         halved = {name: getattr(self, name).half().contiguous() for name in ("mean", "whitening", "directions")}
-        with atomic_path(path) as temporary:
-            save_file(halved | {"quantiles": self.quantiles.contiguous()}, temporary)
+        write_safetensors(path, halved | {"quantiles": self.quantiles.contiguous()}, metadata={})
 
     @classmethod
     def load(cls, path: Path) -> "Novelty":
@@ -96,11 +96,11 @@ def fit_novelty(
         return _calibrate(statistics, statistics.distance(held_out))
     if len(features) < 2:
         raise ConfigError(f"Novelty needs at least 2 training images (got {len(features)}).")
-    if folds is None or len(folds.unique()) < 2:
+    if folds is None or (folds == folds[0]).all():
         folds = torch.randperm(len(features), generator=torch.Generator().manual_seed(0)) % FOLDS
     distances = [
         _fit_statistics(features[folds != fold], labels[folds != fold]).distance(features[folds == fold])
-        for fold in folds.unique().tolist()
+        for fold in np.unique(folds.numpy())
     ]
     return _calibrate(statistics, torch.cat(distances))
 
@@ -140,6 +140,7 @@ def fit_whitening(features: Tensor, *, shrinkage: float) -> tuple[Tensor, Tensor
     covariance = centered.T @ centered / images
     sphere = covariance.diagonal().mean().clamp(min=1e-12) * torch.eye(width, dtype=torch.double)
     weight = shrinkage * width / (images + width)
-    precision = torch.linalg.inv((1 - weight) * covariance + weight * sphere)
-    whitening = torch.linalg.cholesky(precision / precision.diagonal().mean())  # a cosine has no scale
-    return mean.float(), whitening.float()
+    precision = np.linalg.inv(((1 - weight) * covariance + weight * sphere).numpy())
+    precision /= precision.diagonal().mean()  # a cosine has no scale
+    whitening = np.asarray(np.linalg.cholesky(precision), dtype=np.float32)
+    return mean.float(), torch.tensor(whitening)

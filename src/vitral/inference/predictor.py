@@ -131,15 +131,15 @@ class Predictor:
 
     def _predict(self, images: Images) -> list[Prediction]:
         """Return a prediction per image, from one forward pass."""
+        unusual: list[float] | None = None
         if self.novelty is None:
-            unusual = None
             logits = self.loaded.logits(images)
         else:
             features = self.loaded.features(images)
-            unusual = self.novelty.score(self.loaded.check_finite(features)).tolist()
+            unusual = [float(value) for value in self.novelty.score(self.loaded.check_finite(features)).numpy()]
             logits = self.loaded.classify(features)
         rows = self.loaded.probabilities(self.loaded.check_finite(logits)).numpy()
-        best = rows.argmax(1).tolist()
+        best: list[int] = rows.argmax(1).tolist()
         return [
             Prediction(
                 label=self.labels[index],
