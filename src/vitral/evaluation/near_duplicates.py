@@ -89,8 +89,8 @@ def group_pairs(pairs: Sequence[NearDuplicate], images: int) -> Tensor:
 
 def group_keys(keys: Sequence[str], pairs: Sequence[NearDuplicate]) -> dict[str, str]:
     """Map the key of each image to that of the first image of its group, as `vitral.data.splits.find_equal` does."""
-    leaders = group_pairs(pairs, len(keys))
-    return {key: keys[int(leader)] for key, leader in zip(keys, leaders, strict=True)}
+    leaders: list[int] = group_pairs(pairs, len(keys)).tolist()
+    return {key: keys[leader] for key, leader in zip(keys, leaders, strict=True)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

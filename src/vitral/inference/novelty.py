@@ -7,16 +7,16 @@ docs/decisions/novelty.md compares it with other distances.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
 from vitral.errors import ConfigError, WeightsError
-from vitral.files import atomic_path
+from vitral.weights.formats.safetensors import write_safetensors
 
 MAX_QUANTILES = 1001
 SHRINKAGE = 0.5
@@ -64,8 +64,7 @@ class Novelty:
     def save(self, path: Path) -> None:
         """Write the statistics as safetensors, in float16 except the quantiles."""
         halved = {name: getattr(self, name).half().contiguous() for name in ("mean", "whitening", "directions")}
-        with atomic_path(path) as temporary:
-            save_file(halved | {"quantiles": self.quantiles.contiguous()}, temporary)
+        write_safetensors(path, halved | {"quantiles": self.quantiles.contiguous()}, metadata={})
 
     @classmethod
     def load(cls, path: Path) -> "Novelty":
@@ -97,12 +96,11 @@ def fit_novelty(
         return _calibrate(statistics, statistics.distance(held_out))
     if len(features) < 2:
         raise ConfigError(f"Novelty needs at least 2 training images (got {len(features)}).")
-    if folds is None or len(set(folds.numpy().tolist())) < 2:
+    if folds is None or (folds == folds[0]).all():
         folds = torch.randperm(len(features), generator=torch.Generator().manual_seed(0)) % FOLDS
     distances = [
         _fit_statistics(features[folds != fold], labels[folds != fold]).distance(features[folds == fold])
-        for fold in range(int(folds.max()) + 1)
-        if (folds == fold).any() and (folds != fold).any()
+        for fold in np.unique(folds.numpy())
     ]
     return _calibrate(statistics, torch.cat(distances))
 
@@ -142,8 +140,7 @@ def fit_whitening(features: Tensor, *, shrinkage: float) -> tuple[Tensor, Tensor
     covariance = centered.T @ centered / images
     sphere = covariance.diagonal().mean().clamp(min=1e-12) * torch.eye(width, dtype=torch.double)
     weight = shrinkage * width / (images + width)
-    shrunk = (1 - weight) * covariance + weight * sphere
-    precision = cast("Tensor", torch.linalg.inv(shrunk))  # pyright: ignore[reportUnknownMemberType]
-    scaled = precision / precision.diagonal().mean()  # a cosine has no scale
-    whitening = cast("Tensor", torch.linalg.cholesky(scaled))  # pyright: ignore[reportUnknownMemberType]
-    return mean.float(), whitening.float()
+    precision = np.linalg.inv(((1 - weight) * covariance + weight * sphere).numpy())
+    precision /= precision.diagonal().mean()  # a cosine has no scale
+    whitening = np.asarray(np.linalg.cholesky(precision), dtype=np.float32)
+    return mean.float(), torch.tensor(whitening)

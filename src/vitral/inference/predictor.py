@@ -131,13 +131,12 @@ class Predictor:
 
     def _predict(self, images: Images) -> list[Prediction]:
         """Return a prediction per image, from one forward pass."""
+        unusual: list[float] | None = None
         if self.novelty is None:
-            unusual: list[float | None] = [None] * len(images)
             logits = self.loaded.logits(images)
         else:
             features = self.loaded.features(images)
-            scores = self.novelty.score(self.loaded.check_finite(features))
-            unusual = [float(score) for score in scores]
+            unusual = [float(value) for value in self.novelty.score(self.loaded.check_finite(features)).numpy()]
             logits = self.loaded.classify(features)
         rows = self.loaded.probabilities(self.loaded.check_finite(logits)).numpy()
         best: list[int] = rows.argmax(1).tolist()
@@ -147,7 +146,7 @@ class Predictor:
                 probability=float(rows[number, index]),
                 labels=self.labels,
                 probabilities=row,
-                unusual=unusual[number],
+                unusual=None if unusual is None else unusual[number],
             )
             for number, (row, index) in enumerate(zip(rows, best, strict=True))
         ]
