@@ -51,7 +51,7 @@ def predict(
     """Predict labels for images.
 
     Prints one row per image, in order. Unreadable images get an error row, and the command then exits with code 3.
-    A run folder also tells how unusual each image is: 0.95 means that 5% of ordinary images look as unusual.
+    A run folder also reports how unusual each image is: 0.95 means that 5% of ordinary images look as unusual.
 
     Examples
     --------

@@ -25,7 +25,7 @@ class LabelError:
     label: int
     suggested: int
     probability: float
-    """Of the suggested label."""
+    """The probability of the suggested label."""
     score: float
     """From 0.5 to 1: the probability of the suggested label if it is that one or the given one."""
 

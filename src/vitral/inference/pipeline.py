@@ -72,7 +72,7 @@ class Images(Protocol):
 
 
 class Loader(Protocol):
-    """What yields batches: of images, or of what was computed from them."""
+    """Yields batches of images, or of tensors computed from them."""
 
     @property
     def images(self) -> Images: ...
