@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 REPORT_SECONDS = 5.0
 """For the plots, the report and the last files."""
-TRAINED_EPOCHS = 4
+TRAINED_EPOCHS = 5
 """Passes over the training images that a plan makes room for, beside the features and the test. With fewer, larger
 images are worth more than training; with more, smaller images cost more than training gains."""
 PLANNED_SHARE = 0.85

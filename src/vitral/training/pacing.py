@@ -1,6 +1,7 @@
 """Keep a run within its time budget while it trains: move its last step when the speed is not as planned."""
 
 import time
+from statistics import mean
 from typing import TYPE_CHECKING
 
 from vitral.training.events import Chosen
@@ -9,38 +10,36 @@ from vitral.training.state import TrainState
 if TYPE_CHECKING:
     from vitral.training.job import Job
 
-TIMED_STEPS, RECENT_STEPS = 3, 20
-"""Steps that show the speed at first, and later."""
+FIRST_STEPS, REGULAR_STEPS = 3, 10
+"""Steps after which the plan is checked: at first, and from then on."""
 MIN_MOVE = 0.03
-"""A schedule is shortened by at least this fraction."""
+"""A schedule is changed by at least this fraction."""
 
 
 class Planner:
     """Keeps a run within its time budget: moves the last step when the machine is slower or faster than planned."""
 
     def __init__(self, job: "Job", state: TrainState):
-        self.job, self.first = job, state.step
-        self.seconds, self.steps, self.last = 0.0, 0, time.perf_counter()
-        self.is_confirmed = False
-        """Whether the first steps have shown the real speed. From then on the end only moves forward."""
+        self.job, self.first, self.last = job, state.step, time.perf_counter()
+        self.times: list[float] = []
+        """Seconds of the steps since the plan was checked last."""
+        self.check_after = FIRST_STEPS
 
     def pause(self) -> None:
         """Leave out the time since the last step."""
         self.last = time.perf_counter()
 
     def replan(self, state: TrainState) -> Chosen | None:
-        """Return the new number of steps, if the plan has to change."""
+        """Return the new number of steps if the plan has to change. It is checked after a few steps, then regularly."""
         now = time.perf_counter()
         elapsed, self.last = now - self.last, now
         if state.step > self.first + 1:  # the first step warms up
-            self.seconds, self.steps = self.seconds + elapsed, self.steps + 1
-        if self.job.budget is None or self.steps < TIMED_STEPS or state.step >= state.pace.end:
+            self.times.append(elapsed)
+        if self.job.budget is None or len(self.times) < self.check_after or state.step >= state.pace.end:
             return None
-        end = min(self._affordable_end(state, self.seconds / self.steps), self._limit(state))
-        is_due = end < state.pace.end if self.is_confirmed else end != state.pace.end
-        is_first, self.is_confirmed = not self.is_confirmed, True
-        self.seconds, self.steps = (self.seconds, self.steps) if self.steps < RECENT_STEPS else (0.0, 0)
-        if not is_due or (not is_first and end > (1 - MIN_MOVE) * state.pace.end):
+        end = min(self._affordable_end(state, mean(self.times)), self._limit(state))
+        self.times, self.check_after = [], REGULAR_STEPS
+        if abs(end - state.pace.end) <= MIN_MOVE * state.pace.end:
             return None
         state.pace.move_end(state.step, end)
         return Chosen(name="steps", value=state.pace.end, reason=f"{self.job.config.minutes:g} minutes at this speed")

@@ -40,9 +40,6 @@ from vitral.training.tokens import (
     token_bytes,
 )
 
-STEP_OVERHEAD = 1.4
-"""Time of a training step on tokens, relative to its matrix products."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WarmStart:
@@ -248,7 +245,7 @@ def step_cost(config: ResolvedConfig, network: Network) -> float:
         return 0.0
     if not config.tune.views:
         return 1.2 if config.tune.what == "head" else 3.0
-    return STEP_OVERHEAD * 3 * config.tune.blocks / len(network.blocks) * (1 - config.tune.dropped)
+    return 3 * config.tune.blocks / len(network.blocks) * (1 - config.tune.dropped)
 
 
 def fit_onto_disk(config: ResolvedConfig, network: Network, splits: Splits) -> tuple[ResolvedConfig, list[Chosen]]:
