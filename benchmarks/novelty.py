@@ -2,8 +2,9 @@
 
     python -m benchmarks.novelty FLOWERS CIFAR10 WEIGHTS [--size 98] --save
 
-Two tasks: digits given to a model of flowers (any folder with train and test), and CIFAR-10 (5,000 training and 2,000
-test images) with three classes left out, as a mean over five choices of them. WEIGHTS is any checkpoint.
+Three tasks: digits given to a model of flowers (any folder with train and test), three of ten flowers left out, and
+CIFAR-10 (5,000 training and 2,000 test images) with three classes left out, as a mean over five choices of them.
+WEIGHTS is any checkpoint.
 """
 
 import argparse
@@ -79,20 +80,17 @@ def main() -> None:
             areas.setdefault(method, {}).setdefault(task, []).append(area)
 
     digits, _ = load("builtin:digits", "test")
-    measure("digits", *load(options.flowers, "train"), load(options.flowers, "test")[0], digits)
-    (train, train_labels), (test, test_labels) = (
-        load(options.cifar10, "train", 5000),
-        load(options.cifar10, "test", 2000),
-    )
-    for classes in LEFT_OUT:
-        kept, is_other = (
-            ~torch.isin(train_labels, torch.tensor(classes)),
-            torch.isin(test_labels, torch.tensor(classes)),
-        )
-        measure("CIFAR-10", train[kept], train_labels[kept], test[~is_other], test[is_other])
+    (train, labels), (test, test_labels) = load(options.flowers, "train"), load(options.flowers, "test")
+    measure("digits", train, labels, test, digits)
+    kept, is_other = labels % 10 < 7, test_labels % 10 >= 7
+    measure("flowers", train[kept], labels[kept], test[~is_other], test[is_other])
+    (train, labels), (test, test_labels) = load(options.cifar10, "train", 5000), load(options.cifar10, "test", 2000)
+    for classes in map(torch.tensor, LEFT_OUT):
+        kept, is_other = ~torch.isin(labels, classes), torch.isin(test_labels, classes)
+        measure("CIFAR-10", train[kept], labels[kept], test[~is_other], test[is_other])
     rows = [{"method": name, **{task: mean(values) for task, values in each.items()}} for name, each in areas.items()]
     for row in rows:
-        print(f"| {row['method']} | {row['digits']:.3f} | {row['CIFAR-10']:.3f} |")
+        print(f"| {row['method']} | {row['digits']:.3f} | {row['flowers']:.3f} | {row['CIFAR-10']:.3f} |")
     if options.save:
         save("novelty", describe_machine("scikit-learn"), rows)
 
