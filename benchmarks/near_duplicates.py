@@ -10,6 +10,7 @@ import argparse
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,7 +94,7 @@ def main() -> None:
         items = [replace(item, source=CopySource(item, name)) for item in originals]
         copies = collect_features(model, items).outputs
         found, by_cosine = count_found(features, copies), count_found_by_cosine(features, copies, different)
-        rows.append({"data": data.name, "weights": options.weights, "copy": name, "copies": len(copies)})
+        rows.append({"data": data.name, "weights": Path(options.weights).stem, "copy": name, "copies": len(copies)})
         rows[-1] |= {"found": found, "by_cosine": by_cosine, "different_pairs": different}
         print(f"| {name} | {found / len(copies):.0%} | {by_cosine / len(copies):.0%} |", flush=True)
     if options.save:

@@ -124,7 +124,7 @@ class Predictor:
         yield from self._stream(images, lambda batch: self.loaded.check_finite(self.loaded.features(batch)).numpy())
 
     def check_can_reject(self) -> None:
-        """Raise ConfigError if predictions do not tell how unusual an image is."""
+        """Raise ConfigError if the model cannot measure how unusual an image is."""
         if self.novelty is None:
             problem = f"{self._name} has no statistics of its training images, which --reject needs."
             raise ConfigError(problem, hint="Pass the folder of a run that this version of `vitral train` finished.")
