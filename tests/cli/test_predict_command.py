@@ -69,7 +69,7 @@ def test_formats_for_people_and_for_programs(model: str, photos: Path, tmp_path:
     assert human[1] == f"{bad}  error: empty"
     assert run("predict", model, *words, "--format", "quiet").stdout == "red\n\n"
     first, *rows = csv.reader(run("predict", model, *words, "--format", "csv", "--top", "1").stdout.splitlines())
-    assert first == ["file", "label", "probability", "error"]
+    assert first == ["file", "label", "probability", "unusual", "error"]
     assert [row[1] for row in rows] == ["red", ""]
 
 
@@ -222,7 +222,7 @@ def test_more_labels_than_the_model_has_and_an_empty_label(photos: Path, tmp_pat
     words = ["predict", str(tmp_path / "m.safetensors"), str(photos), "--top", "9", "--out", str(tmp_path / "rows.csv")]
     assert run(*words).returncode == 0
     whole = (tmp_path / "rows.csv").read_text()
-    assert whole.startswith("file,label,probability,label_2,probability_2,error\n")
+    assert whole.startswith("file,label,probability,label_2,probability_2,unusual,error\n")
     (tmp_path / "rows.csv").write_text(whole[:200])
     assert run(*words, "--resume").returncode == 0
     assert (tmp_path / "rows.csv").read_text() == whole

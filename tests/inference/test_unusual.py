@@ -1,4 +1,4 @@
-"""Predictions that tell how unusual an image is, from a run folder that stores its statistics."""
+"""How unusual images are to a run, which stores the statistics of its training features."""
 
 import json
 import shutil
@@ -10,25 +10,16 @@ import torch
 
 import vitral
 from tests.cli.typed import typed
-from vitral.data.sources import open_dataset
-from vitral.inference.loaded_model import load_model
 from vitral.inference.novelty import fit_novelty
-from vitral.inference.pipeline import make_loader, run_model
 
 
 @pytest.fixture(scope="module")
-def stored(run: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of the run with statistics of its training features."""
-    folder = tmp_path_factory.mktemp("runs") / "stored"
+def plain(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the run without statistics, as earlier versions wrote it."""
+    folder = tmp_path_factory.mktemp("runs") / "plain"
     shutil.copytree(run, folder)
-    model, splits = load_model(folder), open_dataset(photos).splits
-    computing = run_model(make_loader(model, splits["train"]), model.features)
-    while True:
-        try:
-            next(computing)
-        except StopIteration as end:
-            fit_novelty(end.value.outputs, end.value.labels).save(vitral.Run(folder).novelty)
-            return folder
+    vitral.Run(folder).novelty.unlink()
+    return folder
 
 
 @pytest.fixture
@@ -40,9 +31,9 @@ def images(photos: Path, tmp_path: Path) -> list[str]:
     return [str(photos / "test/red/000.png"), str(noise), str(broken)]
 
 
-def test_labels_and_probabilities_are_those_without_statistics(stored: Path, run: Path, photos: Path) -> None:
-    plain, unusual = (vitral.Predictor(folder)(photos / "test") for folder in (run, stored))
-    for first, second in zip(plain, unusual, strict=True):
+def test_labels_and_probabilities_are_those_without_statistics(run: Path, plain: Path, photos: Path) -> None:
+    without, unusual = (vitral.Predictor(folder)(photos / "test") for folder in (plain, run))
+    for first, second in zip(without, unusual, strict=True):
         assert first.unusual is None
         assert second.unusual is not None
         assert 0 <= second.unusual <= 1
@@ -50,11 +41,11 @@ def test_labels_and_probabilities_are_those_without_statistics(stored: Path, run
         assert np.array_equal(first.probabilities, second.probabilities)  # one forward pass, the same numbers
 
 
-def test_ordinary_images_are_kept_and_others_rejected(stored: Path, photos: Path, images: list[str]) -> None:
-    rows = typed("predict", str(stored), str(photos / "test"), "--format", "json", "--reject", "0.999").stdout
+def test_ordinary_images_are_kept_and_others_rejected(run: Path, photos: Path, images: list[str]) -> None:
+    rows = typed("predict", str(run), str(photos / "test"), "--format", "json", "--reject", "0.999").stdout
     labels = [json.loads(line)["label"] for line in rows.splitlines()]
     assert sum(label is not None for label in labels) >= 19  # of 21
-    done = typed("predict", str(stored), *images, "--format", "json", "--reject", "0.95")
+    done = typed("predict", str(run), *images, "--format", "json", "--reject", "0.95")
     assert done.returncode == 3
     ordinary, noise, broken = map(json.loads, done.stdout.splitlines())
     assert ordinary["label"] == "red"
@@ -64,8 +55,8 @@ def test_ordinary_images_are_kept_and_others_rejected(stored: Path, photos: Path
     assert "unusual" not in broken
 
 
-def test_rows_of_every_format(stored: Path, images: list[str]) -> None:
-    csv_rows = typed("predict", str(stored), *images, "--format", "csv", "--top", "1", "--reject", "0.95").stdout
+def test_rows_of_every_format(run: Path, images: list[str]) -> None:
+    csv_rows = typed("predict", str(run), *images, "--format", "csv", "--top", "1", "--reject", "0.95").stdout
     header, ordinary, noise, broken = (line.split(",") for line in csv_rows.splitlines())
     assert header == ["file", "label", "probability", "unusual", "error"]
     assert ordinary[1] == "red"
@@ -73,15 +64,15 @@ def test_rows_of_every_format(stored: Path, images: list[str]) -> None:
     assert noise[1:3] == ["", ""]
     assert float(noise[3]) > 0.95
     assert broken[3] == ""
-    assert "noise.npy  unusual (" in typed("predict", str(stored), *images, "--reject", "0.95").stdout
-    quiet = typed("predict", str(stored), *images, "--format", "quiet", "--reject", "0.95").stdout
+    assert "noise.npy  unusual (" in typed("predict", str(run), *images, "--reject", "0.95").stdout
+    quiet = typed("predict", str(run), *images, "--format", "quiet", "--reject", "0.95").stdout
     assert quiet == "red\n\n\n"
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_a_file_with_rejected_rows_resumes(stored: Path, images: list[str], tmp_path: Path, suffix: str) -> None:
+def test_a_file_with_rejected_rows_resumes(run: Path, images: list[str], tmp_path: Path, suffix: str) -> None:
     out = tmp_path / f"labels.{suffix}"
-    words = ("predict", str(stored), *images, *images, "--reject", "0.95", "--out", str(out))
+    words = ("predict", str(run), *images, *images, "--reject", "0.95", "--out", str(out))
     assert typed(*words).returncode == 3
     whole = out.read_bytes()
     lines = whole.splitlines(keepends=True)
@@ -94,16 +85,16 @@ def test_a_file_with_rejected_rows_resumes(stored: Path, images: list[str], tmp_
     assert "the same --reject" in lowest.stderr
 
 
-def test_reject_needs_statistics(run: Path, images: list[str]) -> None:
-    done = typed("predict", str(run), images[0], "--reject", "0.95")
+def test_reject_needs_statistics(plain: Path, images: list[str]) -> None:
+    done = typed("predict", str(plain), images[0], "--reject", "0.95")
     assert done.returncode == 2
     assert "vitral train" in done.stderr
-    assert typed("predict", str(run), images[0], "--reject", "1.5").returncode == 2
+    assert typed("predict", str(plain), images[0], "--reject", "1.5").returncode == 2
 
 
-def test_statistics_of_another_model_are_refused(stored: Path, images: list[str], tmp_path: Path) -> None:
+def test_statistics_of_another_model_are_refused(run: Path, images: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    shutil.copytree(stored, folder)
+    shutil.copytree(run, folder)
     fit_novelty(torch.randn(20, 7), torch.arange(20) % 2).save(vitral.Run(folder).novelty)
     done = typed("predict", str(folder), images[0])
     assert done.returncode == 2

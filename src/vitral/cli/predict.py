@@ -51,7 +51,7 @@ def predict(
     """Predict labels for images.
 
     Prints one row per image, in order. Unreadable images get an error row, and the command then exits with code 3.
-    For a run folder, a row also has how unusual the image is: 0.95 means that 5% of ordinary images look as unusual.
+    A run folder also reports how unusual each image is: 0.95 means that 5% of ordinary images look as unusual.
 
     Examples
     --------
@@ -103,16 +103,15 @@ def write_rows(events: "Iterator[Progress | PredictionFile]", out: Path, *, quie
 
 def print_rows(predictor: "vitral.Predictor", files: list[str], top: int, format: str, reject: float | None) -> int:
     """Print a row per image and return the number of unusable images."""
-    from vitral.inference.writers import CsvRows, JsonRows, predict_rows
+    from vitral.inference.writers import CSV, JSON_LINES, predict_rows
 
-    csv_rows = CsvRows(predictor.novelty is not None)
-    write = {"human": write_human, "json": JsonRows().write, "csv": csv_rows.write, "quiet": write_quiet}[format]
+    write = {"human": write_human, "json": JSON_LINES.write, "csv": CSV.write, "quiet": write_quiet}[format]
     top = min(top, len(predictor.labels))
     failed = 0
     with progress_bar("Predicting", quiet=format != "human") as move:
         for number, row in enumerate(predict_rows(predictor, files, top=top, reject=reject), 1):
             if number == 1 and format == "csv":
-                csv_rows.write_header(sys.stdout, top)
+                CSV.write_header(sys.stdout, top)
             write(sys.stdout, row, top)
             failed += row.error is not None
             if number % predictor.batch_size == 0 or number == len(files):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO, ClassVar, NamedTuple, NoReturn, TextIO
+from typing import BinaryIO, NamedTuple, NoReturn, TextIO
 
 import numpy as np
 
@@ -47,29 +47,20 @@ class WrittenRow(NamedTuple):
     """Whether the image is unusable."""
 
 
-@dataclass(frozen=True, slots=True)
 class CsvRows:
     """Rows as lines of a CSV file; quotes may contain line breaks."""
 
-    start: ClassVar[bytes] = b"file,label,probability,"
-    quoted: ClassVar[bool] = True
-    unusual: bool
-    """Whether there is a column for how unusual an image is."""
-
-    @property
-    def last_columns(self) -> list[str]:
-        return ["unusual", "error"] if self.unusual else ["error"]
+    start, quoted = b"file,label,probability,", True
 
     def write_header(self, stream: TextIO, top: int) -> None:
         names = [("label", "probability"), *((f"label_{k}", f"probability_{k}") for k in range(2, top + 1))]
         labels = [name for pair in names for name in pair]
-        csv.writer(stream, lineterminator="\n").writerow(["file", *labels, *self.last_columns])
+        csv.writer(stream, lineterminator="\n").writerow(["file", *labels, "unusual", "error"])
 
     def write(self, stream: TextIO, row: Row, top: int) -> None:
         labels = [value for label, probability in row.top for value in (label, f"{probability:.6f}")]
-        last = {"unusual": "" if row.unusual is None else f"{row.unusual:.6f}", "error": row.error or ""}
-        padding = [""] * (2 * top - len(labels))
-        cells = [as_text(row.file), *labels, *padding, *(last[name] for name in self.last_columns)]
+        unusual = "" if row.unusual is None else f"{row.unusual:.6f}"
+        cells = [as_text(row.file), *labels, *[""] * (2 * top - len(labels)), unusual, row.error or ""]
         has_return = any("\r" in cell for cell in cells)  # Python 3.11 leaves \r bare
         quoting = csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL
         csv.writer(stream, lineterminator="\n", quoting=quoting).writerow(cells)
@@ -77,19 +68,16 @@ class CsvRows:
     def parse(self, text: str, top: int) -> WrittenRow | None:
         """Return a row with up to ``top`` labels, or None for the header. Raise an error for other text."""
         (cells,) = csv.reader(io.StringIO(text, newline=""))
-        end = len(cells) - len(self.last_columns)
-        has_columns = end == 2 * top + 1
-        if cells[:3] == ["file", "label", "probability"]:
-            if not has_columns and end % 2:
-                _refuse_top(end // 2, top)
-            if cells[end:] != self.last_columns:
-                raise ValueError("other columns")
-            return None
-        if not has_columns:
+        is_header = cells[:3] == ["file", "label", "probability"]
+        if is_header and cells[-2:] == ["unusual", "error"] and (written := (len(cells) - 3) // 2) != top:
+            _refuse_top(written, top)
+        if len(cells) != 2 * top + 3:
             raise ValueError(f"{len(cells)} columns")
+        if is_header:
+            return None
         if cells[-1] or not cells[2]:
             return WrittenRow(cells[0], failed=bool(cells[-1]))
-        return WrittenRow(cells[0], cells[1], float(cells[2]), sum(map(bool, cells[2:end:2])))
+        return WrittenRow(cells[0], cells[1], float(cells[2]), sum(map(bool, cells[2:-2:2])))
 
 
 class JsonRows:
@@ -122,7 +110,8 @@ def _refuse_top(written: int, top: int) -> NoReturn:
     raise ConfigError(f"The --out file was written with --top {written} (got --top {top}).")
 
 
-SUFFIXES = (".csv", ".jsonl", ".json")
+CSV, JSON_LINES = CsvRows(), JsonRows()
+FORMATS = {".csv": CSV, ".jsonl": JSON_LINES, ".json": JSON_LINES}
 
 
 # ---- predictions ----
@@ -164,8 +153,7 @@ def predict_to_file(
     """
     top = min(check_int("top", top, minimum=1), len(predictor.labels))
     predictor.loaded.check_has_head()
-    check_prediction_target(out, resume=resume)
-    row_format = CsvRows(predictor.novelty is not None) if out.suffix.lower() == ".csv" else JsonRows()
+    row_format = check_prediction_target(out, resume=resume)
     with _open_exclusively(out) as stream:
         written = _read_written(stream, row_format, files, top=top, out=out)
         _check_same_model(written, predictor, files, top=top, reject=reject)
@@ -186,12 +174,13 @@ def predict_to_file(
     yield PredictionFile(path=out, rows=len(files), failed=failed)
 
 
-def check_prediction_target(out: Path, *, resume: bool) -> None:
-    """Raise ConfigError if predictions cannot be written to this path."""
-    if out.suffix.lower() not in SUFFIXES:
+def check_prediction_target(out: Path, *, resume: bool) -> CsvRows | JsonRows:
+    """Return the format of a target by its suffix. Raise ConfigError if it cannot be used."""
+    if out.suffix.lower() not in FORMATS:
         raise ConfigError(f"--out must end in .csv or .jsonl (got {out}).")
     if out.exists() and not resume:
         raise ConfigError(f"{out} already exists.", hint="Pass --resume to continue it, or another --out.")
+    return FORMATS[out.suffix.lower()]
 
 
 @contextmanager
