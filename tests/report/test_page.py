@@ -78,7 +78,7 @@ def test_page_states_accuracy_with_its_interval_and_the_facts_of_the_run(tmp_pat
         "98.1%",
         "Accuracy 98.10% (1,000 images, 95% CI 97.0 to 98.8)",
         "123 thousand parameters",
-        "step 50",
+        "The model is from the candidate",
         "probe (class token)",
         "1 unreadable image skipped",
         "training images are augmented",

@@ -165,3 +165,17 @@ def test_dropping_is_for_absolute_positions_only(colors: Path, tmp_path: Path) -
     vitral.save(small_model(position="relative"), tmp_path / "base.safetensors")
     events = train(colors, tmp_path / "base.safetensors", tmp_path / "run", epochs=1)
     assert isinstance(events[-1], Finished)
+
+
+def test_probabilities_are_calibrated_on_the_validation_images(
+    colors: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The logits of the model are those of training divided by the temperature, also after the refit."""
+    monkeypatch.setattr("vitral.training.comparison.choose_model", lambda outputs: (2, "for the test"))
+    monkeypatch.setattr("vitral.training.comparison.fit_temperature", lambda logits, labels: 4.0)
+    train(colors, base, tmp_path / "cold", epochs=2)
+    monkeypatch.setattr("vitral.training.comparison.fit_temperature", lambda logits, labels: 1.0)
+    train(colors, base, tmp_path / "plain", epochs=2)
+    cold, plain = (vitral.load(tmp_path / name).model.state_dict() for name in ("cold", "plain"))
+    for name, tensor in plain.items():
+        torch.testing.assert_close(cold[name], tensor / (4 if name.startswith("head.") else 1), rtol=1e-6, atol=0)

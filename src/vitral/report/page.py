@@ -83,11 +83,15 @@ def render_page(run: Run, report: Report) -> str:
 def _training(report: Report) -> str:
     steps = f"{format_count(report['steps'], 'step')} in {format_clock(report['train_seconds'])}."
     origin = "the last step"
-    if report.get("candidates") and not report["best_step"]:
+    chosen = [candidate["name"] for candidate in report.get("candidates") or () if candidate["chosen"]]
+    if chosen and report["best_step"]:
+        origin = f"the candidate {chosen[0]} below"
+    elif report.get("candidates") and not report["best_step"]:
         origin = "the linear probe, which no training step improved" if report["steps"] else "the linear probe"
     elif report.get("keep", "best") == "best":
         origin = f"step {report['best_step']:,}, the end of the epoch with the best validation score"
-    lines = [f"{steps} The model is from {origin}."]
+    refit = f", refitted to all images in {report['refit_steps']:,} steps" if report.get("refit_steps") else ""
+    lines = [f"{steps} The model is from {origin}{refit}."]
     if report.get("augmented"):
         reason = "training images are augmented or mixed, or their labels are smoothed"
         lines.append(f"The training loss can be above the validation loss: {reason}.")

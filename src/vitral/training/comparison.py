@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vitral.evaluation.metrics import score
+from vitral.evaluation.metrics import fit_temperature, score
 from vitral.inference.pipeline import ModelOutputs
 from vitral.training.events import Chosen, Event
 from vitral.training.probe import describe_candidate, with_head
@@ -62,6 +62,8 @@ def compare_models(job: "Job", state: TrainState, models: Mapping[str, Parameter
         state.tuned.append(asdict(candidate))
         yield candidate
     yield Chosen(name="model", value=winner, reason=reason)
+    if winner != PROBE and outputs[best].labels.ndim == 1:
+        state.temperature = fit_temperature(outputs[best].outputs, outputs[best].labels)
     return winner
 
 
@@ -74,5 +76,14 @@ def adopt_model(job: "Job", state: TrainState, name: str, parameters: Parameters
     if name == PROBE and job.config.refit:
         assert job.heads is not None
         with_head(job.learner.model, job.heads[1])
-    job.save_model()
+    state.best.step = 0 if name == PROBE else state.step
+    save_calibrated(job, state)
     return 0 if name == PROBE else job.refit_steps(state.step)
+
+
+def save_calibrated(job: "Job", state: TrainState) -> None:
+    """Write the model with its logits divided by the temperature: label smoothing makes it too modest."""
+    model = job.learner.model
+    head = {name: p.detach() / state.temperature for name, p in model.named_parameters() if name.startswith("head.")}
+    with swapped_weights(model, head):
+        job.save_model()

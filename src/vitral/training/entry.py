@@ -10,6 +10,7 @@ import torch
 from vitral.errors import ConfigError, DataError, VitralError, WeightsError
 from vitral.model.network import Network
 from vitral.runs import Run
+from vitral.training.comparison import save_calibrated
 from vitral.training.config import SECTIONS, ResolvedConfig, TrainConfig
 from vitral.training.events import Candidate, Chosen, Event, Finished, Started, Warned, as_log_line
 from vitral.training.job import Job
@@ -162,7 +163,7 @@ def _restore(job: Job) -> Generator[Event, None, TrainState | None]:
             yield Warned(message=f"The best model so far is lost: {error.message} The best from here on is kept.")
             if state.stage != "train":  # the state has the model that was chosen
                 with job.learner.averaged():
-                    job.save_model()
+                    save_calibrated(job, state)
     return state
 
 

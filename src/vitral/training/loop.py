@@ -17,7 +17,7 @@ from torch import Tensor
 from vitral.data.batches import Batch
 from vitral.evaluation.metrics import Scores
 from vitral.runs import quote
-from vitral.training.comparison import adopt_model, candidate_models, compare_models
+from vitral.training.comparison import adopt_model, candidate_models, compare_models, save_calibrated
 from vitral.training.events import (
     EpochEnded,
     Event,
@@ -292,7 +292,8 @@ def _end_refit(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Ev
             return
         before = max(candidate["top1"] for candidate in state.tuned if candidate["chosen"])
         if measured.scores.top1 >= before:
-            job.save_model()
+            state.best.step = state.step
+            save_calibrated(job, state)
         else:
             yield Warned(message="The refit made the model worse, so the model before it is kept.")
     state.stage = "done"

@@ -69,6 +69,7 @@ def write_report(job: "Job", state: TrainState, test: dict[str, Any], candidates
             "best_step": state.best.step,
             "keep": config.keep,
             "steps": state.step,
+            "refit_steps": state.step - state.pace.first if state.pace.first and state.best.step == state.step else 0,
             "train_seconds": round(state.seconds, 3),
             "bad_images": len(state.unreadable.reasons),
             "augmented": config.is_augmented,
