@@ -92,7 +92,7 @@ def train(
 
     Examples
     --------
-    vitral train photos/ --minutes 10
+    vitral train photos/ --from dinov2-s14 --minutes 10
     vitral train photos/ --from dinov2-b14 --tune lora
     vitral train builtin:digits --model vit-nano7 --epochs 20 --optim.lr 3e-4
     vitral train --resume runs/photos-1
