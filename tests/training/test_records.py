@@ -30,7 +30,17 @@ def test_the_report(trained: tuple[Run, list[Event], Path]) -> None:
     run, events, data = trained
     report = json.loads(run.results.read_text())
     finished = last(events, Finished)
-    keys = {"test", "objective", "best_step", "keep", "steps", "train_seconds", "bad_images", "augmented"}
+    keys = {
+        "test",
+        "objective",
+        "best_step",
+        "keep",
+        "steps",
+        "refit_steps",
+        "train_seconds",
+        "bad_images",
+        "augmented",
+    }
     keys |= {"parameters", "candidates", "data", "choices", "environment", "command"}
     assert set(report) == keys
     assert report["test"] == finished.test

@@ -26,7 +26,6 @@ SETTINGS: dict[str, Any] = {
     "device": "cpu",
     "precision": "float32",
     "tune": {"what": "last-blocks", "blocks": 1},
-    "save_seconds": 0,
     "near_duplicates": "ignore",
 }
 
@@ -126,12 +125,11 @@ def steps_of(events: list[Event]) -> list[int]:
     return [event.step for event in events if isinstance(event, Stepped)]
 
 
-@pytest.mark.parametrize("step", [4, 26])
-@pytest.mark.parametrize("lose_tokens", [False, True])
+@pytest.mark.parametrize(("step", "lose_tokens"), [(4, False), (26, True)])
 def test_a_killed_run_resumes_bit_for_bit(
     colors: Path, base: Path, tmp_path: Path, step: int, lose_tokens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Interrupted on the training images, and in the refit; with the tokens still there, and without."""
+    """Interrupted on the training images with the tokens still there, and in the refit without them."""
     monkeypatch.setattr("vitral.training.comparison.choose_model", lambda outputs: (2, "for the test"))
     whole = train(colors, base, tmp_path / "whole")
     assert max(steps_of(whole)) > 26 > 3 * 7  # the refit follows
