@@ -13,6 +13,7 @@ from tests.training.short_runs import assert_same_run, interrupt_at, last
 from vitral.cache import cache_folder
 from vitral.data.augment import Augment
 from vitral.data.sources import open_dataset
+from vitral.evaluation.metrics import fit_temperature
 from vitral.inference.loaded_model import LoadedModel, load_model
 from vitral.training.entry import train_events
 from vitral.training.events import Candidate, Chosen, Event, Finished, Measuring, Stepped
@@ -170,10 +171,18 @@ def test_probabilities_are_calibrated_on_the_validation_images(
 ) -> None:
     """The logits of the model are those of training divided by the temperature, also after the refit."""
     monkeypatch.setattr("vitral.training.comparison.choose_model", lambda outputs: (2, "for the test"))
-    monkeypatch.setattr("vitral.training.comparison.fit_temperature", lambda logits, labels: 4.0)
+    monkeypatch.setattr("vitral.training.comparison.fit_temperature", lambda logits, labels, smoothing: 4.0)
     train(colors, base, tmp_path / "cold", epochs=2)
-    monkeypatch.setattr("vitral.training.comparison.fit_temperature", lambda logits, labels: 1.0)
+    monkeypatch.setattr("vitral.training.comparison.fit_temperature", lambda logits, labels, smoothing: 1.0)
     train(colors, base, tmp_path / "plain", epochs=2)
     cold, plain = (vitral.load(tmp_path / name).model.state_dict() for name in ("cold", "plain"))
     for name, tensor in plain.items():
         torch.testing.assert_close(cold[name], tensor / (4 if name.startswith("head.") else 1), rtol=1e-6, atol=0)
+
+
+def test_few_validation_images_do_not_make_a_model_certain() -> None:
+    """Five correct images of five allow a confidence of about six sevenths."""
+    logits, labels = torch.eye(3)[[0, 1, 2, 0, 1]] * 2, torch.tensor([0, 1, 2, 0, 1])
+    assert (logits / fit_temperature(logits, labels)).softmax(1).max(1).values.min() > 0.999
+    calibrated = logits / fit_temperature(logits, labels, smoothing=1 / 7)
+    assert calibrated.softmax(1).max(1).values.tolist() == pytest.approx([1 - 1 / 7 * 2 / 3] * 5, abs=1e-3)

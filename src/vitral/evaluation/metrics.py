@@ -229,14 +229,14 @@ def calibration_error(confidence: Tensor, correct: Tensor, bins: int = 15) -> tu
     return error, [Bin(images=count, confidence=mean, accuracy=accuracy) for count, mean, accuracy in rows]
 
 
-def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+def fit_temperature(logits: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> float:
     """Return the divisor of the logits that minimizes the loss, by golden-section search."""
     logits = logits.double()
     low, high = -5.0, 5.0  # log temperature; the loss is convex in 1 / temperature
     golden = (sqrt(5) - 1) / 2
 
     def loss_at(log_temperature: float) -> float:
-        return F.cross_entropy(logits / exp(log_temperature), labels).item()
+        return F.cross_entropy(logits / exp(log_temperature), labels, label_smoothing=smoothing).item()
 
     left, right = high - golden * (high - low), low + golden * (high - low)
     at_left, at_right = loss_at(left), loss_at(right)

@@ -63,7 +63,9 @@ def compare_models(job: "Job", state: TrainState, models: Mapping[str, Parameter
         yield candidate
     yield Chosen(name="model", value=winner, reason=reason)
     if winner != PROBE and outputs[best].labels.ndim == 1:
-        state.temperature = fit_temperature(outputs[best].outputs, outputs[best].labels)
+        logits, labels = outputs[best].outputs, outputs[best].labels
+        # As in Platt scaling, a few images that are all correct must not make the model certain.
+        state.temperature = fit_temperature(logits, labels, smoothing=1 / (len(labels) + 2))
     return winner
 
 
