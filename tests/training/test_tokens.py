@@ -186,3 +186,10 @@ def test_few_validation_images_do_not_make_a_model_certain() -> None:
     assert (logits / fit_temperature(logits, labels)).softmax(1).max(1).values.min() > 0.999
     calibrated = logits / fit_temperature(logits, labels, smoothing=1 / 7)
     assert calibrated.softmax(1).max(1).values.tolist() == pytest.approx([1 - 1 / 7 * 2 / 3] * 5, abs=1e-3)
+
+
+@pytest.mark.parametrize("tune", [{"what": "all"}, {"what": "lora"}, {"what": "last-blocks", "probe": False}])
+def test_views_need_frozen_blocks_and_a_probe(colors: Path, base: Path, tmp_path: Path, tune: dict[str, Any]) -> None:
+    with pytest.raises(vitral.ConfigError, match=r"tune\.views=2"):
+        train(colors, base, tmp_path / "run", tune={**tune, "views": 2})
+    assert not (tmp_path / "run").exists()

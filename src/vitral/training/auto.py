@@ -79,6 +79,12 @@ def resolve(config: TrainConfig, facts: Facts) -> tuple[ResolvedConfig, tuple[Ch
         raise ConfigError(
             "tune.what=probe fits a linear probe and takes no training steps.", hint="Drop --steps and --epochs."
         )
+    if config.tune.views and not _trains_on_tokens(config, facts):
+        raise ConfigError(
+            f"tune.views={config.tune.views} needs a ViT of which --tune last-blocks trains a part after a probe, "
+            "a validation split, one image size and no mixing.",
+            hint="Drop --tune.views.",
+        )
     if config.loss.kind == "softmax" and facts.dataset.multi_label:
         raise ConfigError(
             "loss.kind=softmax needs one label per image, but this dataset has several.", hint="Use loss.kind=sigmoid."
@@ -189,13 +195,18 @@ def _tune_blocks(config: TrainConfig, facts: Facts) -> Choice:
 
 
 def _tune_views(config: TrainConfig, facts: Facts) -> Choice:
-    is_vit = facts.pretrained is not None and isinstance(facts.pretrained.config, ViTConfig)
-    is_mixed = config.resize == "native" or config.mix.mixup or config.mix.cutmix
-    has_probe = config.starts_with_probe and facts.has_validation
-    is_partial = facts.pretrained is not None and config.tune.blocks != facts.pretrained.config.blocks
-    if config.tune.what != "last-blocks" or not (has_probe and is_vit and is_partial) or is_mixed:
+    if not _trains_on_tokens(config, facts):
         return 0, ""
     return (2, "plain and mirrored") if config.augment.flip else (1, "the dataset is not mirrored")
+
+
+def _trains_on_tokens(config: TrainConfig, facts: Facts) -> bool:
+    """Return whether the lower blocks are frozen and see the same images at every step."""
+    pretrained = None if facts.pretrained is None else facts.pretrained.config
+    is_partial = isinstance(pretrained, ViTConfig) and config.tune.blocks != pretrained.blocks
+    is_mixed = config.resize == "native" or config.mix.mixup or config.mix.cutmix
+    has_probe = config.starts_with_probe and facts.has_validation
+    return config.tune.what == "last-blocks" and is_partial and has_probe and not is_mixed
 
 
 def _refit(config: TrainConfig, facts: Facts) -> Choice:

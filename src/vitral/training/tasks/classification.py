@@ -105,7 +105,7 @@ class Classification:
     def fit_novelty(
         self, model: Network, run: Run, train: "Loader", validation: "Loader"
     ) -> Generator[Event, None, None]:
-        """Write what tells how unusual an image is: the spread of training features, and of validation features."""
+        """Write the statistics that measure how unusual an image is, from training and validation features."""
         fitted = yield from self.features(model, train, "novelty")
         held_out = None if validation is train else (yield from self.features(model, validation, "novelty")).outputs
         if len(fitted.outputs) > 1 and (held_out is None or len(held_out) > 1):
