@@ -116,7 +116,7 @@ def test_training_starts_at_the_probe(colors: Path, checkpoint: Path, tmp_path: 
     probe = next(event for event in candidates_of(events) if event.name == "probe")
     epoch = last(events, EpochEnded)
     assert epoch.top1 == probe.top1
-    assert epoch.loss == pytest.approx(probe.loss, rel=1e-4)
+    assert epoch.loss == pytest.approx(probe.loss, rel=1e-3)  # float32 logits of such a small loss
 
 
 def test_features_are_read_from_the_cache(

@@ -310,9 +310,9 @@ def _finish(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event
         return
     state.unreadable.add(measured.unreadable, job.run)
     yield from _warn_unreadable(job, state)
-    if isinstance(job.learner.task, Classification) and not job.is_custom:
-        novelty = job.learner.task.fit_novelty(model, job.run, *job.plain_samples())
-        yield from novelty
+    has_novelty = job.config.tune.what == "probe" and job.run.novelty.is_file()
+    if isinstance(job.learner.task, Classification) and not job.is_custom and not has_novelty:
+        yield from job.learner.task.fit_novelty(model, job.run, *job.plain_samples())
     job.run.plots.mkdir(exist_ok=True)
     job.learner.task.draw(model, job.run, measured.report, job.splits.test)
     write_report(job, state, measured.report, list_candidates(job, state))

@@ -14,7 +14,7 @@ from vitral.data.dataset import Item
 from vitral.data.scan import Progress
 from vitral.evaluation.feature_cache import cached_features
 from vitral.evaluation.label_errors import LabelErrorRow, find_label_errors
-from vitral.evaluation.linear_probe import LinearProbe, choose_folds, fit_probe, refit_probe
+from vitral.evaluation.linear_probe import CrossValidation, LinearProbe, choose_folds, cross_validate, refit_probe
 from vitral.evaluation.metrics import Scores, score, wilson
 from vitral.inference.pipeline import ModelOutputs
 from vitral.model.config import Pool, ViTConfig
@@ -51,6 +51,9 @@ class Probe:
     """On images that the probe was not fitted to: the validation split, or out of fold."""
     candidates: tuple[Candidate, ...]
     """One per kind of pooling that was tried, and the best of them on the validation split."""
+    features: Tensor
+    """(N, D) of the training and validation images, as the head receives them."""
+    labels: Tensor
     label_errors: tuple[LabelErrorRow, ...] = ()
     """Training and validation images whose label is probably wrong."""
 
@@ -81,11 +84,8 @@ class ProbeFeatures:
     items: Sequence[Item]
     """The training images, then the validation images."""
     seconds: float
-
-    @property
-    def passes(self) -> int:
-        """Return how many images were computed, each view counted."""
-        return sum(map(len, self.train)) + sum(map(len, self.validation))
+    passes: float
+    """Number of forward passes that took these seconds."""
 
 
 def fit_probes(
@@ -104,22 +104,22 @@ def fit_probes(
     labels, classes = features.labels, len(names)
     folds = choose_folds(labels, seed=config.seed, groups=_group_numbers(features.items[: len(labels)], groups))
     weights = _class_weights(labels, config, classes)
-    probes: dict[str, LinearProbe] = {}
+    validated: dict[str, CrossValidation] = {}
     scores: dict[str, Scores] = {}
     candidates: list[Candidate] = []
     for pool, columns in pools.items():
         start = time.perf_counter()
         first, *others = (view[:, columns] for view in features.train)
-        near = next(iter(probes.values()), None)
-        probe = fit_probe(
+        near = next(iter(validated.values()), None)
+        validated[pool] = cross_validate(
             first, labels, classes=classes, folds=folds, extra_views=others, class_weights=weights, near=near
         )
-        probes[pool], scores[pool] = probe, score(probe.out_of_fold, labels)
+        scores[pool] = score(validated[pool].out_of_fold, labels)
         name, evidence = f"probe ({POOLS.get(pool, 'features')})", f"cross-validation on {len(labels):,} images"
         seconds = features.seconds + time.perf_counter() - start
         candidates.append(describe_candidate(name, scores[pool], evidence, seconds=seconds))
     best = min(scores, key=lambda pool: scores[pool].loss)
-    probe, columns = probes[best], pools[best]
+    probe, columns = validated[best].fit(), pools[best]
     chosen, index, head = scores[best], list(pools).index(best), Head(probe.weight, probe.bias)
     final_head, held_out = head, probe.out_of_fold[:0]
     if features.validation:
@@ -138,6 +138,8 @@ def fit_probes(
         pool=best,
         scores=chosen,
         candidates=tuple(candidates),
+        features=torch.cat([features.train[0], *features.validation[:1]])[:, columns],
+        labels=torch.cat([labels, features.validation_labels]),
         label_errors=_label_errors(features, torch.cat([probe.out_of_fold, held_out]), folds, names),
     )
 
@@ -255,6 +257,7 @@ def compute_features(
         validation_labels=held_out[0].labels if held_out else views[0].labels[:0],
         items=[part.items[int(index)] for part in (views[0], *held_out[:1]) for index in part.indices],
         seconds=time.perf_counter() - start,
+        passes=total,
     )
 
 
