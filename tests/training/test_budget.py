@@ -61,6 +61,17 @@ def test_too_little_time_for_training_still_fits_a_probe_to_all_images() -> None
     assert (plan.train, plan.is_trained) == (1000, False)
 
 
+def test_enough_images_at_a_larger_side_are_preferred_to_more() -> None:
+    budget = 0.2 * seconds_of(side=112, test=500, extra_views=0, image=0.1)
+    few, many = (fit_plan(WORKS, image_seconds=0.1, budget=budget, may_skip=True, enough=n) for n in (50, 200))
+    assert few.side > many.side
+    assert 50 <= few.train < many.train
+    assert not few.is_trained
+    most = fit_plan(WORKS, image_seconds=0.1, budget=budget, may_skip=True)
+    assert most.side == MIN_SIDE
+    assert most.train >= many.train
+
+
 def test_a_size_that_was_asked_for_is_kept() -> None:
     plan = fit_plan({518: replace(WORK, validation=0)}, image_seconds=1.0, budget=240)
     assert plan.side == 518

@@ -246,3 +246,8 @@ def test_views_need_frozen_blocks_and_a_probe(colors: Path, base: Path, tmp_path
     with pytest.raises(vitral.ConfigError, match=r"tune\.views=2"):
         train(colors, base, tmp_path / "run", tune={**tune, "views": 2})
     assert not (tmp_path / "run").exists()
+
+
+def test_dropped_patches_need_cached_tokens(colors: Path, base: Path, tmp_path: Path) -> None:
+    with pytest.raises(vitral.ConfigError, match=r"tune\.dropped=0\.2"):
+        train(colors, base, tmp_path / "run", tune={"what": "all", "dropped": 0.2})

@@ -20,6 +20,8 @@ root mean square is 1; the loss is a mean over images."""
 FIRST_STRENGTH, STRIDES = 8, (4, 2, 1)
 """The search starts at this index and walks downhill, first in large strides."""
 FOLDS = 5
+MAX_SEARCHED = 5_000_000
+"""Largest number of images times classes to search with; a sample of the images stands for more."""
 SEARCH_ITERATIONS, SEARCH_TOLERANCE = 20, 1e-4
 FINAL_ITERATIONS, FINAL_TOLERANCE = 100, 1e-5
 HISTORY = 20
@@ -59,6 +61,14 @@ def choose_folds(labels: Tensor, *, seed: int = 0, folds: int = FOLDS, groups: T
     return fold_of[members]
 
 
+def sample_rows(labels: Tensor, *, classes: int, seed: int = 0) -> Tensor:
+    """Return the rows to search with: all, or a random sample if there are too many images and classes."""
+    limit = max(1, MAX_SEARCHED // classes)
+    if len(labels) <= limit:
+        return torch.arange(len(labels))
+    return torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[:limit].sort().values
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CrossValidation:
     """The best strength for some features, and the predictions that show it."""
@@ -81,12 +91,13 @@ def cross_validate(
     folds: Tensor,
     extra_views: Sequence[Tensor] = (),
     class_weights: Tensor | None = None,
-    near: CrossValidation | None = None,
+    start: float = STRENGTHS[FIRST_STRENGTH],
+    strides: Sequence[int] = STRIDES,
 ) -> CrossValidation:
     """Search the strength for (N, D) features. Labels are (N,) indices, or (N, K) of 0 and 1 for one sigmoid per class.
 
     `extra_views` are features of the same images seen differently, such as mirrored. Probes are fitted to all views;
-    their predictions are those of the first. The search starts at the strength of `near`, found for similar features.
+    their predictions are those of the first. The search walks from `start` downhill; without `strides` it stays there.
     """
     problem = _Problem(features, labels, classes, extra_views, class_weights)
     tried: dict[int, Tensor] = {}
@@ -98,8 +109,9 @@ def cross_validate(
             tried[index] = problem.cross_validate(STRENGTHS[index], folds)
         return score(tried[index], labels).loss
 
-    best = FIRST_STRENGTH if near is None else STRENGTHS.index(near.strength)
-    for stride in STRIDES if near is None else (1,):
+    best = STRENGTHS.index(start)
+    loss_at(best)
+    for stride in strides:
         while (lower := min((best, best - stride, best + stride), key=loss_at)) != best:
             best = lower
     return CrossValidation(strength=STRENGTHS[best], out_of_fold=tried[best], problem=problem)

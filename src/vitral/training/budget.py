@@ -1,7 +1,7 @@
 """Keep the promise of a time budget: what fits into it before a run starts, and how far it is while it runs."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 REPORT_SECONDS = 5.0
@@ -18,6 +18,8 @@ MIN_SIDE = 112
 """Images are not made smaller than this side in pixels to fit a time budget."""
 SMALL_SIDE, PROBE_GAIN = 140, 1.4
 """Below this side in pixels, the probe of images that are larger by this factor is worth more than training."""
+ENOUGH_PER_CLASS = 50
+"""Training images per class beyond which larger images are worth more than more images."""
 MIN_STEPS = 20
 """Fewer steps than this after a linear probe are not worth starting."""
 
@@ -83,12 +85,15 @@ class Plan:
     """Whether there is time to train after the linear probe."""
 
 
-def fit_plan(works: Mapping[int, Workload], *, image_seconds: float, budget: float, may_skip: bool = False) -> Plan:
+def fit_plan(
+    works: Mapping[int, Workload], *, image_seconds: float, budget: float, may_skip: bool = False, enough: int = 2**31
+) -> Plan:
     """Return what fits: all test images or a sample, then the largest images, then fewer views, then fewer images.
 
     `works` has the workload of each side that images may have, largest first. `image_seconds` is the time of a forward
     pass at the largest. It falls with the square of the side. With `may_skip` the linear probe of larger images may
-    replace training on small ones.
+    replace training on small ones. If not all training images fit, `enough` of them at a larger side are preferred to
+    more at a smaller one.
     """
     budget = max(PLANNED_SHARE * budget, 1.0)
     largest = next(iter(works))
@@ -114,8 +119,22 @@ def fit_plan(works: Mapping[int, Workload], *, image_seconds: float, budget: flo
         return probe
     if trained is not None:
         return trained
-    side = list(works)[-1]
-    work, image = with_sample(side, 0)
-    per_image = replace(work, test=0).seconds(image) / work.train  # with its share of the validation images
-    train = min(work.train, max(1, int((budget - work.test * image) / per_image)))
-    return Plan(side=side, train=train, test=work.test, extra_views=0)
+    return _sample_images(works, with_sample, epochs=0 if may_skip else TRAINED_EPOCHS, budget=budget, enough=enough)
+
+
+def _sample_images(
+    works: Mapping[int, Workload],
+    with_sample: Callable[[int, int], tuple[Workload, float]],
+    *,
+    epochs: float,
+    budget: float,
+    enough: int,
+) -> Plan:
+    """Return the plan for as many training images as fit at the largest side where that is enough."""
+    plans: list[Plan] = []
+    for side in works:
+        work, image = with_sample(side, 0)
+        per_image = replace(work, test=0).seconds(image, epochs=epochs) / work.train  # with its share of the validation
+        train = min(work.train, max(1, int((budget - work.test * image) / per_image)))
+        plans.append(Plan(side=side, train=train, test=work.test, extra_views=0, is_trained=bool(epochs)))
+    return next((plan for plan in plans if plan.train >= enough), plans[-1])

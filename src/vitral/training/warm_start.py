@@ -15,7 +15,7 @@ from vitral.model.network import Network
 from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
-from vitral.training.budget import MIN_SIDE, REPORT_SECONDS, Budget, Workload, fit_plan
+from vitral.training.budget import ENOUGH_PER_CLASS, MIN_SIDE, REPORT_SECONDS, Budget, Workload, fit_plan
 from vitral.training.config import ResolvedConfig, TrainConfig
 from vitral.training.events import Chosen, Event, Warned
 from vitral.training.networks import build_model
@@ -210,7 +210,8 @@ def fit_into(
     sides = range(height, min(height, MIN_SIDE) - 1, -step)
     works = {size: count_work(model.model, config, splits, size if may_shrink else None) for size in sides}
     may_skip = requested.tune.what == "auto" and config.tune.views > 0
-    plan = fit_plan(works, image_seconds=seconds, budget=budget.left, may_skip=may_skip)
+    enough = ENOUGH_PER_CLASS * len(model.labels)
+    plan = fit_plan(works, image_seconds=seconds, budget=budget.left, may_skip=may_skip, enough=enough)
     work = works[height]
     reason = f"everything at {height} pixels would take {work.seconds(seconds) / 60:.1f} minutes"
     changes: dict[str, tuple[object, object]] = {
