@@ -145,7 +145,9 @@ def compute_tokens(
             assert isinstance(batch.images, Tensor)
             row = sum(map(len, indices))
             plain[row : row + len(batch.items)], pooled = model.tokens(batch.images, -plan.trained - 1)
-            features, labels, indices = [*features, pooled], [*labels, batch.labels], [*indices, batch.items]
+            features.append(pooled)
+            labels.append(batch.labels)
+            indices.append(batch.items)
         done += len(batch.items) + len(batch.bad)
         yield Progress(done=done, total=total)
     if not features:
