@@ -78,8 +78,7 @@ def make_settings() -> str:
         NOTE,
         "A setting has one name everywhere. `optim.lr` is `--optim.lr 3e-4` on the command line, `lr` under `[optim]` in "
         '`--config my.toml`, and `optim=dict(lr=3e-4)` in Python (`lr=3e-4` for short). `from` is `from_` in Python.',
-        "vitral reads settings in this order, and a later one overrides an earlier one: defaults, `--recipe NAME`, "
-        "`--config FILE`, flags. `vitral train DATA --print-config` prints all of them as a TOML file. The value `auto` "
+        "A later source overrides an earlier one: defaults, `--recipe NAME`, `--config FILE`, flags. `vitral train DATA --print-config` prints all of them as a TOML file. The value `auto` "
         "means that vitral chooses, prints the reason and stores the choice in `config.toml` of the run.",
     ]
     rows = list_settings()
@@ -170,9 +169,10 @@ def make_models() -> str:
             "## Pretrained checkpoints",
             "These names work wherever a command or function takes a MODEL. The accuracies on ImageNet-1k are copied from "
             "the source of each row; vitral did not measure them. [Choose a checkpoint](../how-to/checkpoint.md) explains "
-            "which one to take. **No row was tried over the network**: the tests build each network with the library that "
-            "published it, at its full size, and compare names, shapes, parameters and `config.json` with what vitral "
-            "loads.",
+            "which one to take. **No row was tried over the network.** The tests build each network with the library that "
+            "published it, at its full size. They compare names, shapes, parameters and `config.json` with what vitral "
+            "loads. One row per family, reduced to one block, is also downloaded from a hub on the same machine, and its "
+            "features are compared with those of its library. MAE has the layout of DINO in timm.",
             make_table(
                 ("name", "on the hub", "parameters", "image", "dialect", "license", "top-1, %", "measured by"),
                 [
