@@ -6,6 +6,7 @@ make docs
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from latex2mathml.converter import convert
@@ -42,12 +43,12 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", read_docstring)
 
 
-def write_inline_math(writer, node: nodes.math) -> None:  # noqa: ANN001 (a translator of Sphinx)
+def write_inline_math(writer: Any, node: nodes.math) -> None:
     writer.body.append(convert(node.astext()))
     raise nodes.SkipNode
 
 
-def write_display_math(writer, node: nodes.math_block) -> None:  # noqa: ANN001
+def write_display_math(writer: Any, node: nodes.math_block) -> None:
     writer.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
     raise nodes.SkipNode
 

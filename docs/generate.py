@@ -43,9 +43,9 @@ def make_commands() -> str:
     sections = [
         "# Commands",
         NOTE,
-        "Run `vitral COMMAND --help` for the same text, and `vitral train --help-all` for "
-        "[every setting of a run](settings.md). Results go to standard output, progress to standard error. "
-        "[Exit codes](exit-codes.md) lists the codes that scripts can rely on.",
+        "Run `vitral COMMAND --help` for the same text, and `vitral train --help-all` for [every setting of a "
+        "run](settings.md). Results go to standard output, progress to standard error. [Exit "
+        "codes](exit-codes.md) lists the codes that scripts can rely on.",
     ]
     for group, commands in COMMANDS.items():
         sections.append(f"## {group}")
@@ -76,10 +76,12 @@ def make_settings() -> str:
     sections = [
         "# Settings of a run",
         NOTE,
-        "A setting has one name everywhere. `optim.lr` is `--optim.lr 3e-4` on the command line, `lr` under `[optim]` in "
-        '`--config my.toml`, and `optim=dict(lr=3e-4)` in Python (`lr=3e-4` for short). `from` is `from_` in Python.',
-        "A later source overrides an earlier one: defaults, `--recipe NAME`, `--config FILE`, flags. `vitral train DATA --print-config` prints all of them as a TOML file. The value `auto` "
-        "means that vitral chooses, prints the reason and stores the choice in `config.toml` of the run.",
+        "A setting has one name everywhere. `optim.lr` is `--optim.lr 3e-4` on the command line, `lr` under "
+        "`[optim]` in `--config my.toml`, and `optim=dict(lr=3e-4)` in Python (`lr=3e-4` for short). `from` is "
+        "`from_` in Python.",
+        "A later source overrides an earlier one: defaults, `--recipe NAME`, `--config FILE`, flags. `vitral "
+        "train DATA --print-config` prints all of them as a TOML file. The value `auto` means that vitral "
+        "chooses, prints the reason and stores the choice in `config.toml` of the run.",
     ]
     rows = list_settings()
     for section, title in SECTIONS.items():
@@ -88,7 +90,8 @@ def make_settings() -> str:
         sections.append(f"## {title}\n\n{make_table(('setting', 'default', 'meaning'), table)}")
     sections.append(
         "## Network\n\n`network.FIELD` changes any [field of the network](network.md): `--network.pool mean`. Set "
-        "`image_size`, `channels`, `dropout` and `drop_path` as settings of their own. The dataset defines `num_classes`."
+        "`image_size`, `channels`, `dropout` and `drop_path` as settings of their own. The dataset defines "
+        "`num_classes`."
     )
     return join(sections)
 
@@ -112,8 +115,9 @@ def make_network() -> str:
     sections = [
         "# Fields of a network",
         NOTE,
-        "In Python, pass them to `vitral.create` or `vitral.load`. On the command line, write `--network.depth 4`, with "
-        "commas between several numbers (`--network.stages 1,1,1,1`). In TOML, put them under `[network]`.",
+        "In Python, pass them to `vitral.create` or `vitral.load`. On the command line, write `--network.depth "
+        "4`, with commas between several numbers (`--network.stages 1,1,1,1`). In TOML, put them under "
+        "`[network]`.",
     ]
     for module, names in classes.items():
         nodes = read_classes(module)
@@ -162,17 +166,19 @@ def make_models() -> str:
             NOTE,
             "## Networks",
             "`vitral.create` and `vitral train --model` take these names in any spelling of the paper: `vit-b16`, "
-            "`ViT-B/16` and `ViT-B_16` are the same. GFLOPs are those of one forward pass of one image, with 2 operations "
-            "per multiply-add. The last two columns are the memory for predicting one image and for training on a batch of "
-            "32 with Adam, both in float32. `vitral models` prints this table, also at another `--image-size`.",
+            "`ViT-B/16` and `ViT-B_16` are the same. GFLOPs are those of one forward pass of one image, with 2 "
+            "operations per multiply-add. The last two columns are the memory for predicting one image and for "
+            "training on a batch of 32 with Adam, both in float32. `vitral models` prints this table, also at "
+            "another `--image-size`.",
             make_table(("name", "image", "tokens", "parameters", "GFLOPs", "memory, predict", "memory, train"), rows),
             "## Pretrained checkpoints",
-            "These names work wherever a command or function takes a MODEL. The accuracies on ImageNet-1k are copied from "
-            "the source of each row; vitral did not measure them. [Choose a checkpoint](../how-to/checkpoint.md) explains "
-            "which one to take. **No row was tried over the network.** The tests build each network with the library that "
-            "published it, at its full size. They compare names, shapes, parameters and `config.json` with what vitral "
-            "loads. One row per family, reduced to one block, is also downloaded from a hub on the same machine, and its "
-            "features are compared with those of its library. MAE has the layout of DINO in timm.",
+            "These names work wherever a command or function takes a MODEL. The accuracies on ImageNet-1k are "
+            "copied from the source of each row; vitral did not measure them. [Choose a "
+            "checkpoint](../how-to/checkpoint.md) explains which one to take. **No row was tried over the "
+            "network.** The tests build each network with the library that published it, at its full size. They "
+            "compare names, shapes, parameters and `config.json` with what vitral loads. One row per family, "
+            "reduced to one block, is also downloaded from a hub on the same machine, and its features are "
+            "compared with those of its library. MAE has the layout of DINO in timm.",
             make_table(
                 ("name", "on the hub", "parameters", "image", "dialect", "license", "top-1, %", "measured by"),
                 [
@@ -202,10 +208,10 @@ def make_recipes() -> str:
     sections = [
         "# Recipes",
         NOTE,
-        "A recipe is a TOML file with settings. `vitral train DATA --recipe NAME` uses one, and flags change single "
-        "settings. Without `--recipe`, vitral chooses `finetune` with `--from`, `small` for images of up to 80 pixels and "
-        "`photos` for larger ones, and prints the choice. `--recipe none` uses the defaults alone. "
-        "[Settings](settings.md) lists everything that a recipe can set.",
+        "A recipe is a TOML file with settings. `vitral train DATA --recipe NAME` uses one, and flags change "
+        "single settings. Without `--recipe`, vitral chooses `finetune` with `--from`, `small` for images of up "
+        "to 80 pixels and `photos` for larger ones, and prints the choice. `--recipe none` uses the defaults "
+        "alone. [Settings](settings.md) lists everything that a recipe can set.",
     ]
     for path in sorted((ROOT / "recipes").glob("*.toml")):
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -224,8 +230,8 @@ def make_events() -> str:
         "# Events of a run",
         NOTE,
         "`vitral.train_events` yields these dataclasses of `vitral.training.events`. The console, `metrics.csv`, "
-        "TensorBoard and the report read the same events. With `--format json`, `vitral train` prints one JSON object per "
-        "event on standard error. The last event is `Finished` or `Interrupted`.",
+        "TensorBoard and the report read the same events. With `--format json`, `vitral train` prints one JSON "
+        "object per event on standard error. The last event is `Finished` or `Interrupted`.",
     ]
     for name, node in read_classes(events).items():
         fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
