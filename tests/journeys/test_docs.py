@@ -61,6 +61,8 @@ def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the files that the pages name: photos, a shallow shipped model, a checkpoint of Google."""
     folder = tmp_path_factory.mktemp("reader")
     class_folders(folder / "photos", {"cats": 14, "dogs": 14}, size=(56, 56))
+    for number, file in enumerate(sorted((folder / "photos").rglob("*.png"))):  # two photos of each cat and dog
+        file.rename(file.with_name(f"IMG{number // 2:02d}_{number % 2 + 1}.png"))
     photo().save(folder / "photo.jpg")
     shipped = vitral.load("vit-cifar10")
     assert isinstance(shipped.model, vitral.ViT)
