@@ -1,48 +1,78 @@
 """What fits into a time budget."""
 
+from dataclasses import replace
+
 import pytest
 
-from vitral.training.budget import MIN_SIDE, MIN_TEST_IMAGES, PLANNED_SHARE, Workload, fit_plan
+from vitral.training.budget import MIN_SIDE, MIN_TEST_IMAGES, PLANNED_SHARE, TRAINED_EPOCHS, Workload, fit_plan
 
-WORK = Workload(train=1000, validation=100, test=500, views=2, step_cost=0.5)
+WORK = Workload(train=1000, validation=100, test=500, extra_views=1, view_cost=0.3, step_cost=0.5, refit=True)
+WORKS = dict.fromkeys(range(224, MIN_SIDE - 1, -14), WORK)
 
 
-def seconds_of(work: Workload, *, side: int, train: int, test: int, views: int, image: float) -> float:
-    """Forward passes of every view and split, and five epochs of half a pass."""
-    share = train / work.train
-    passes = views * train + share * work.validation + test + 5 * work.step_cost * train
+def seconds_of(*, side: int, test: int, extra_views: int, image: float, epochs: int = TRAINED_EPOCHS) -> float:
+    """Forward passes of every split, of the extra views, and of the epochs with the refit."""
+    passes = 1000 + 100 + test + extra_views * 0.3 * 1100 + epochs * 0.5 * (1000 + 2 * 100)
     return passes * image * (side / 224) ** 2 / PLANNED_SHARE
 
 
 @pytest.mark.parametrize("budget", [10.0, 30.0, 60.0, 120.0, 240.0, 600.0, 10_000.0])
 @pytest.mark.parametrize("image", [0.002, 0.02, 0.1, 0.5])
-def test_a_plan_fits(budget: float, image: float) -> None:
-    plan = fit_plan(WORK, side=224, step=14, image_seconds=image, budget=budget)
-    assert MIN_SIDE <= plan.side <= 224
-    assert plan.side % 14 == 0
-    assert plan.test >= min(WORK.test, MIN_TEST_IMAGES)
-    assert 1 <= plan.views <= 2
-    seconds = seconds_of(WORK, side=plan.side, train=plan.train, test=plan.test, views=plan.views, image=image)
-    if plan.train > 1 and plan.test > MIN_TEST_IMAGES:
-        assert seconds <= 1.05 * budget
-    if plan.train < WORK.train:
-        assert (plan.side, plan.views) == (MIN_SIDE, 1)
-    wasteful = seconds_of(WORK, side=plan.side, train=1000, test=plan.test, views=2, image=image)
-    assert plan.views == 2 or wasteful > budget
+@pytest.mark.parametrize("may_skip", [False, True])
+def test_a_plan_fits(budget: float, image: float, may_skip: bool) -> None:
+    plan = fit_plan(WORKS, image_seconds=image, budget=budget, may_skip=may_skip)
+    assert plan.side in WORKS
+    assert plan.test >= MIN_TEST_IMAGES
+    epochs = TRAINED_EPOCHS if plan.is_trained else 0
+    seconds = seconds_of(side=plan.side, test=plan.test, extra_views=plan.extra_views, image=image, epochs=epochs)
+    if plan.train == WORK.train:
+        assert seconds <= 1.001 * budget
+    else:
+        assert (plan.side, plan.extra_views) == (MIN_SIDE, 0)
+    if plan.is_trained and not plan.extra_views:
+        assert seconds_of(side=plan.side, test=plan.test, extra_views=1, image=image) > budget
 
 
 def test_the_largest_images_that_fit_are_chosen() -> None:
-    whole = seconds_of(WORK, side=224, train=1000, test=500, views=2, image=0.1)
-    assert fit_plan(WORK, side=224, step=14, image_seconds=0.1, budget=1.01 * whole).side == 224
-    assert fit_plan(WORK, side=224, step=14, image_seconds=0.1, budget=0.99 * whole).views == 1
-    single = seconds_of(WORK, side=224, train=1000, test=500, views=1, image=0.1)
-    assert fit_plan(WORK, side=224, step=14, image_seconds=0.1, budget=0.99 * single).side == 210
-    smallest = seconds_of(WORK, side=112, train=1000, test=500, views=1, image=0.1)
-    plan = fit_plan(WORK, side=224, step=14, image_seconds=0.1, budget=1.01 * smallest)
-    assert (plan.side, plan.views, plan.train) == (112, 1, 1000)
+    whole = seconds_of(side=224, test=500, extra_views=1, image=0.1)
+    assert fit_plan(WORKS, image_seconds=0.1, budget=1.01 * whole).side == 224
+    assert fit_plan(WORKS, image_seconds=0.1, budget=0.99 * whole).extra_views == 0
+    single = seconds_of(side=224, test=500, extra_views=0, image=0.1)
+    assert fit_plan(WORKS, image_seconds=0.1, budget=0.99 * single).side == 210
+    smallest = seconds_of(side=112, test=500, extra_views=0, image=0.1)
+    plan = fit_plan(WORKS, image_seconds=0.1, budget=1.01 * smallest)
+    assert (plan.side, plan.extra_views, plan.train, plan.is_trained) == (112, 0, 1000, True)
+
+
+def test_a_probe_of_larger_images_replaces_training_on_small_ones() -> None:
+    budget = 1.01 * seconds_of(side=112, test=500, extra_views=0, image=0.1)
+    plan = fit_plan(WORKS, image_seconds=0.1, budget=budget, may_skip=True)
+    assert not plan.is_trained
+    assert (plan.train, plan.extra_views) == (1000, 0)
+    assert plan.side > 1.4 * 112
+    plenty = seconds_of(side=168, test=500, extra_views=0, image=0.1)
+    assert fit_plan(WORKS, image_seconds=0.1, budget=1.01 * plenty, may_skip=True).is_trained
+
+
+def test_too_little_time_for_training_still_fits_a_probe_to_all_images() -> None:
+    budget = 0.8 * seconds_of(side=112, test=500, extra_views=0, image=0.1)
+    assert fit_plan(WORKS, image_seconds=0.1, budget=budget).train < 1000
+    plan = fit_plan(WORKS, image_seconds=0.1, budget=budget, may_skip=True)
+    assert (plan.train, plan.is_trained) == (1000, False)
+
+
+def test_enough_images_at_a_larger_side_are_preferred_to_more() -> None:
+    budget = 0.2 * seconds_of(side=112, test=500, extra_views=0, image=0.1)
+    few, many = (fit_plan(WORKS, image_seconds=0.1, budget=budget, may_skip=True, enough=n) for n in (50, 200))
+    assert few.side > many.side
+    assert 50 <= few.train < many.train
+    assert not few.is_trained
+    most = fit_plan(WORKS, image_seconds=0.1, budget=budget, may_skip=True)
+    assert most.side == MIN_SIDE
+    assert most.train >= many.train
 
 
 def test_a_size_that_was_asked_for_is_kept() -> None:
-    plan = fit_plan(WORK, side=518, step=518, image_seconds=1.0, budget=240)
+    plan = fit_plan({518: replace(WORK, validation=0)}, image_seconds=1.0, budget=240)
     assert plan.side == 518
     assert plan.train < WORK.train

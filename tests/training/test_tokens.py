@@ -11,13 +11,22 @@ from tests.conftest import small_model
 from tests.data.images import class_folders
 from tests.training.short_runs import assert_same_run, interrupt_at, last
 from vitral.cache import cache_folder
-from vitral.data.augment import Augment
+from vitral.data.augment import Augment, random_generator
 from vitral.data.sources import open_dataset
 from vitral.evaluation.metrics import fit_temperature
 from vitral.inference.loaded_model import LoadedModel, load_model
+from vitral.inference.pipeline import make_loader
 from vitral.training.entry import train_events
 from vitral.training.events import Candidate, Chosen, Event, Finished, Measuring, Stepped
-from vitral.training.tokens import TokenLoader, TokenPlan, TokenSet, compute_tokens, restore_tokens
+from vitral.training.tokens import (
+    TokenLoader,
+    TokenPlan,
+    TokenSet,
+    choose_tokens,
+    compute_tokens,
+    count_patches,
+    restore_tokens,
+)
 from vitral.weights.checkpoint import Checkpoint
 
 CLASSES = ("blue", "green", "red")
@@ -62,15 +71,15 @@ def make_model(**fields: Any) -> LoadedModel:
     return load_model(Checkpoint(model=model, preprocess=vitral.Preprocess(size=(16, 16)), labels=CLASSES))
 
 
-def make_plan(views: int, images: int) -> TokenPlan:
+def make_plan(views: int, images: int, patches: int = 16) -> TokenPlan:
     augment = Augment(crop="resized", flip=0.5)
-    return TokenPlan(trained=1, views=views, viewed=images, augment=augment, seed=0, classes=3, multi_label=False)
+    return TokenPlan(trained=1, views=views, viewed=images, view_patches=patches, augment=augment, seed=0)
 
 
 @pytest.mark.parametrize("fields", [{}, {"registers": 2}, {"pool": "mean"}, {"position_at": "every-layer"}])
 def test_upper_blocks_on_tokens_equal_the_whole_network(colors: Path, fields: dict[str, Any]) -> None:
     model, items = make_model(**fields), open_dataset(colors).splits["train"][::9]
-    tokens, (features,) = finish(compute_tokens(model, items, make_plan(1, len(items))))
+    tokens, features = finish(compute_tokens(model, items, make_plan(1, len(items))))
     assert isinstance(tokens, TokenSet)
     block = len(model.model.blocks) - 1
     loader = TokenLoader(images=tokens, rows=torch.arange(len(tokens)), batch_size=4)
@@ -81,20 +90,63 @@ def test_upper_blocks_on_tokens_equal_the_whole_network(colors: Path, fields: di
 
 def test_views_are_plain_mirrored_and_augmented(colors: Path) -> None:
     model, items = make_model(), open_dataset(colors).splits["train"][:6]
-    tokens, views = finish(compute_tokens(model, items, make_plan(3, 4)))
-    assert [len(view) for view in views] == [6, 4, 4]  # the last two images have the plain view only
-    assert tokens.tokens.shape[:2] == (3, 6)
-    plain = finish(compute_tokens(model, items, make_plan(1, 6)))[0].tokens
-    assert torch.equal(tokens.tokens[0], plain[0])
-    assert not torch.equal(tokens.tokens[2, :4], tokens.tokens[0, :4])
+    tokens, features = finish(compute_tokens(model, items, make_plan(3, 4)))
+    assert len(features) == len(tokens.tokens) == 6
+    assert tokens.views.shape[:2] == (2, 4)  # the last two images have the plain view only
+    plain, _ = finish(compute_tokens(model, items, make_plan(1, 6)))
+    assert torch.equal(tokens.tokens, plain.tokens)
+    assert not len(plain.views)
+    assert not torch.equal(tokens.views[1], tokens.tokens[:4])
+
+
+def test_a_mirrored_view_has_the_tokens_of_the_mirrored_image(colors: Path) -> None:
+    model, items = make_model(), open_dataset(colors).splits["train"][:4]
+    tokens, _ = finish(compute_tokens(model, items, make_plan(2, 4)))
+    (batch,) = make_loader(model, items).epoch()
+    assert isinstance(batch.images, torch.Tensor)
+    mirrored, _ = model.tokens(batch.images.flip(-1), -2)
+    assert torch.equal(tokens.views[0], mirrored)
+
+
+def test_views_with_fewer_patches_run_the_blocks_on_those_alone(colors: Path) -> None:
+    """A view keeps the class token and the patches that its random numbers choose, whatever the batch."""
+    model, items = make_model(), open_dataset(colors).splits["train"][:5]
+    tokens, _ = finish(compute_tokens(model, items, make_plan(2, 5, patches=6)))
+    assert tokens.views.shape[2] == 1 + 6
+    (batch,) = make_loader(model, items).epoch()
+    assert isinstance(batch.images, torch.Tensor)
+    for row in range(5):
+        kept = choose_tokens(random_generator(0, 1, row), patches=16, kept=6, extras=1)
+        assert kept[0] == 0
+        alone = model.lower_tokens(batch.images[row : row + 1].flip(-1), len(model.model.blocks) - 1, kept[None])
+        torch.testing.assert_close(tokens.views[0, row], alone[0], atol=0.02, rtol=0.02)  # bfloat16, another batch
+
+
+@pytest.mark.parametrize(
+    ("fields", "dropped", "expected"),
+    [
+        ({}, 2 / 3, (48, 72)),
+        ({}, 0.0, (144, 144)),
+        ({}, 0.9, (48, 72)),  # never fewer than 48
+        ({"image_size": 8 * 4}, 0.5, (48, 64)),
+        ({"image_size": 4 * 4}, 0.5, (16, 16)),
+        ({"position": "relative"}, 0.5, (144, 144)),
+        ({"position_at": "every-layer"}, 0.5, (144, 144)),
+        ({"attention": "axial"}, 0.5, (144, 144)),
+    ],
+)
+def test_count_patches(fields: dict[str, Any], dropped: float, expected: tuple[int, int]) -> None:
+    config = small_model(**{"image_size": 12 * 4, "patch_size": 4, **fields}).config
+    assert count_patches(config, dropped) == expected
 
 
 def test_a_training_epoch_is_repeatable_and_drops_patches(colors: Path) -> None:
     model, items = make_model(), open_dataset(colors).splits["train"][:12]
-    tokens, _ = finish(compute_tokens(model, items, make_plan(2, 12)))
-    loader = TokenLoader(images=tokens, rows=torch.arange(12), batch_size=5, shuffle=True, extras=1, dropped=0.5)
+    tokens, _ = finish(compute_tokens(model, items, make_plan(2, 12, patches=9)))
+    loader = TokenLoader(images=tokens, rows=torch.arange(12), batch_size=5, shuffle=True, extras=1, patches=6)
     assert loader.batches_per_epoch == 2
     first, again, other = ([batch.images for batch in loader.epoch(epoch)] for epoch in (0, 0, 1))
+    assert first[0].shape[1] == 1 + 6
     assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
     assert not torch.equal(first[0], other[0])
     (resumed,) = [batch.images for batch in loader.epoch(0, start=1)]
@@ -105,7 +157,7 @@ def test_tokens_are_read_from_an_intact_file_only(colors: Path) -> None:
     model, items = make_model(), open_dataset(colors).splits["train"][:8]
     plan = make_plan(2, 8)
     tokens, _ = finish(compute_tokens(model, items, plan))
-    expected = tokens.tokens.clone()
+    expected, views = tokens.tokens.clone(), tokens.views.clone()
     progress = list(restore_tokens(model, items, plan))
     assert not progress  # nothing was computed
     with tokens.path.open("r+b") as stream:
@@ -113,6 +165,7 @@ def test_tokens_are_read_from_an_intact_file_only(colors: Path) -> None:
         stream.write(b"\xff\x00\xff")
     repaired = finish(restore_tokens(model, items, plan))
     assert torch.equal(repaired.tokens, expected)
+    assert torch.equal(repaired.views, views)
     repaired.remove()
     assert not list((cache_folder() / "tokens").iterdir())
     assert torch.equal(finish(restore_tokens(model, items, plan)).tokens, expected)
@@ -193,3 +246,8 @@ def test_views_need_frozen_blocks_and_a_probe(colors: Path, base: Path, tmp_path
     with pytest.raises(vitral.ConfigError, match=r"tune\.views=2"):
         train(colors, base, tmp_path / "run", tune={**tune, "views": 2})
     assert not (tmp_path / "run").exists()
+
+
+def test_dropped_patches_need_cached_tokens(colors: Path, base: Path, tmp_path: Path) -> None:
+    with pytest.raises(vitral.ConfigError, match=r"tune\.dropped=0\.2"):
+        train(colors, base, tmp_path / "run", tune={"what": "all", "dropped": 0.2})

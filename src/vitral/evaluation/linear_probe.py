@@ -20,8 +20,12 @@ root mean square is 1; the loss is a mean over images."""
 FIRST_STRENGTH, STRIDES = 8, (4, 2, 1)
 """The search starts at this index and walks downhill, first in large strides."""
 FOLDS = 5
+MAX_SEARCHED = 5_000_000
+"""Largest number of images times classes to search with; a sample of the images stands for more."""
 SEARCH_ITERATIONS, SEARCH_TOLERANCE = 20, 1e-4
-FINAL_ITERATIONS, FINAL_TOLERANCE = 300, 1e-6
+FINAL_ITERATIONS, FINAL_TOLERANCE = 100, 1e-5
+HISTORY = 20
+"""Gradients that L-BFGS remembers; more take longer and save no iterations here."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,7 +61,29 @@ def choose_folds(labels: Tensor, *, seed: int = 0, folds: int = FOLDS, groups: T
     return fold_of[members]
 
 
-def fit_probe(
+def sample_rows(labels: Tensor, *, classes: int, seed: int = 0) -> Tensor:
+    """Return the rows to search with: all, or a random sample if there are too many images and classes."""
+    limit = max(1, MAX_SEARCHED // classes)
+    if len(labels) <= limit:
+        return torch.arange(len(labels))
+    return torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[:limit].sort().values
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CrossValidation:
+    """The best strength for some features, and the predictions that show it."""
+
+    strength: float
+    out_of_fold: Tensor
+    problem: "_Problem"
+
+    def fit(self) -> LinearProbe:
+        """Return the probe fitted to all images."""
+        weight, bias = self.problem.fit(self.strength)
+        return LinearProbe(weight=weight, bias=bias, strength=self.strength, out_of_fold=self.out_of_fold)
+
+
+def cross_validate(
     features: Tensor,
     labels: Tensor,
     *,
@@ -65,13 +91,13 @@ def fit_probe(
     folds: Tensor,
     extra_views: Sequence[Tensor] = (),
     class_weights: Tensor | None = None,
-    near: LinearProbe | None = None,
-) -> LinearProbe:
-    """Fit a probe to (N, D) features. Labels are (N,) indices, or (N, K) of 0 and 1 for one sigmoid per class.
+    start: float = STRENGTHS[FIRST_STRENGTH],
+    strides: Sequence[int] = STRIDES,
+) -> CrossValidation:
+    """Search the strength for (N, D) features. Labels are (N,) indices, or (N, K) of 0 and 1 for one sigmoid per class.
 
-    `extra_views` are features of the same images seen differently, such as mirrored. The probe is fitted to all views;
-    its predictions are those of the first. The search for the strength starts at that of `near`, a probe of similar
-    features.
+    `extra_views` are features of the same images seen differently, such as mirrored. Probes are fitted to all views;
+    their predictions are those of the first. The search walks from `start` downhill; without `strides` it stays there.
     """
     problem = _Problem(features, labels, classes, extra_views, class_weights)
     tried: dict[int, Tensor] = {}
@@ -83,12 +109,27 @@ def fit_probe(
             tried[index] = problem.cross_validate(STRENGTHS[index], folds)
         return score(tried[index], labels).loss
 
-    best = FIRST_STRENGTH if near is None else STRENGTHS.index(near.strength)
-    for stride in STRIDES if near is None else (1,):
+    best = STRENGTHS.index(start)
+    loss_at(best)
+    for stride in strides:
         while (lower := min((best, best - stride, best + stride), key=loss_at)) != best:
             best = lower
-    weight, bias = problem.fit(STRENGTHS[best])
-    return LinearProbe(weight=weight, bias=bias, strength=STRENGTHS[best], out_of_fold=tried[best])
+    return CrossValidation(strength=STRENGTHS[best], out_of_fold=tried[best], problem=problem)
+
+
+def fit_probe(
+    features: Tensor,
+    labels: Tensor,
+    *,
+    classes: int,
+    folds: Tensor,
+    extra_views: Sequence[Tensor] = (),
+    class_weights: Tensor | None = None,
+) -> LinearProbe:
+    """Return the probe of `cross_validate`, fitted to all images."""
+    return cross_validate(
+        features, labels, classes=classes, folds=folds, extra_views=extra_views, class_weights=class_weights
+    ).fit()
 
 
 def refit_probe(
@@ -128,7 +169,9 @@ class _Problem:
 
     def fit(self, strength: float) -> tuple[Tensor, Tensor]:
         """Return the weight (K, D) and the bias (K,) that minimize the penalized loss on all rows."""
-        return self.to_features(self.solve(strength, iterations=FINAL_ITERATIONS, tolerance=FINAL_TOLERANCE))
+        start = torch.stack([*self.solutions.values()]).mean(0) if self.solutions else None
+        solution = self.solve(strength, start=start, iterations=FINAL_ITERATIONS, tolerance=FINAL_TOLERANCE)
+        return self.to_features(solution)
 
     def cross_validate(self, strength: float, folds: Tensor) -> Tensor:
         """Return the (N, K) out-of-fold logits of the first view. Each fold starts at its solution before this one."""
@@ -158,6 +201,7 @@ class _Problem:
         optimizer = torch.optim.LBFGS(
             [unknown],
             max_iter=iterations,
+            history_size=HISTORY,
             tolerance_grad=tolerance,
             tolerance_change=0.0,
             line_search_fn="strong_wolfe",

@@ -65,6 +65,18 @@ class LoadedModel:
             tokens = torch.cat([*first, inner.registers, inner.patches], dim=1)
             return tokens.bfloat16().cpu(), self.model.representation(features.pooled).float().cpu()
 
+    def lower_tokens(self, images: Tensor, blocks: int, kept: Tensor | None = None) -> Tensor:
+        """Return the (B, N, D) tokens after the first blocks in bfloat16 on the CPU.
+
+        `kept` are the (B, N) indices of the tokens to run, for networks whose blocks take any subset of them.
+        """
+        assert isinstance(self.model, ViT)
+        with self._computing():
+            x, packing = self.model.embed(normalize(images.to(self.device), self.preprocess))
+            if kept is not None:
+                x = x.gather(1, kept.to(self.device)[..., None].expand(-1, -1, x.shape[2]))
+            return self.model.run_blocks(range(blocks), x, packing)[0].bfloat16().cpu()
+
     def features_from(self, block: int, tokens: Tensor) -> Tensor:
         """Return (B, D), the input of the head, for (B, N, D) tokens that have passed the blocks before this one."""
         assert isinstance(self.model, ViT)

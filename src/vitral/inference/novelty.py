@@ -5,7 +5,7 @@ calibrated on images that the statistics were not fitted to, so that 0.95 means:
 docs/decisions/novelty.md compares it with other distances.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -84,14 +84,22 @@ class Novelty:
 
 
 def fit_novelty(
-    features: Tensor, labels: Tensor, *, held_out: Tensor | None = None, folds: Tensor | None = None
+    features: Tensor,
+    labels: Tensor,
+    *,
+    held_out: Tensor | None = None,
+    folds: Tensor | None = None,
+    quantiles: Tensor | None = None,
 ) -> Novelty:
     """Fit the statistics to (N, D) training features with (N,) labels, or (N, K) of 0 and 1 for multi-label data.
 
     Distances are calibrated on `held_out`, (M, D) features of other images. Without them, each of the `folds` is
     measured by the statistics of the others, which is right only if the network was not trained on these images.
+    `quantiles` are those of an earlier calibration.
     """
     statistics = _fit_statistics(features, labels)
+    if quantiles is not None:
+        return replace(statistics, quantiles=quantiles)
     if held_out is not None:
         return _calibrate(statistics, statistics.distance(held_out))
     if len(features) < 2:
@@ -108,13 +116,7 @@ def fit_novelty(
 def _calibrate(statistics: Novelty, distances: Tensor) -> Novelty:
     """Return the statistics with the quantiles of these distances."""
     positions = torch.linspace(0, 1, max(2, min(MAX_QUANTILES, len(distances))), dtype=torch.double)
-    quantiles = torch.quantile(distances.double(), positions).float()
-    return Novelty(
-        mean=statistics.mean,
-        whitening=statistics.whitening,
-        directions=statistics.directions,
-        quantiles=quantiles,
-    )
+    return replace(statistics, quantiles=torch.quantile(distances.double(), positions).float())
 
 
 def _fit_statistics(features: Tensor, labels: Tensor) -> Novelty:

@@ -84,14 +84,21 @@ class ViT(nn.Module):
         self, x: Sequences, packing: Packing, layers: Collection[int] = (), *, first: int = 0
     ) -> tuple[Sequences, dict[int, Sequences]]:
         """Equations 2 and 3 from block `first` on, then the final norm. Also return the outputs of chosen layers."""
+        x, outputs = self.run_blocks(range(first, len(self.blocks)), x, packing, layers)
+        return x if self.config.norm_after_pool else self.norm(x), outputs
+
+    def run_blocks(
+        self, blocks: range, x: Sequences, packing: Packing, layers: Collection[int] = ()
+    ) -> tuple[Sequences, dict[int, Sequences]]:
+        """Run some blocks, and also return the outputs of chosen layers."""
         outputs: dict[int, Tensor] = {}
-        for index in range(first, len(self.blocks)):
+        for index in blocks:
             if index > 0 and self.config.position_at != "stem":  # embed has added those of the first block
                 x = self.add_positions(x, packing, block=index)
             x = self.run_block(self.blocks[index], x, packing)
             if index in layers:
                 outputs[index] = x
-        return x if self.config.norm_after_pool else self.norm(x), outputs
+        return x, outputs
 
     def run_block(self, block: nn.Module, x: Sequences, packing: Packing) -> Sequences:
         """Run a block. Gradient checkpointing discards its activations, except while attention is recorded."""

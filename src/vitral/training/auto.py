@@ -16,7 +16,7 @@ from vitral.devices import choose_device, choose_precision
 from vitral.errors import ConfigError
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
-from vitral.training.config import ResolvedConfig, TrainConfig, as_resolved
+from vitral.training.config import ResolvedConfig, TrainConfig, Tune, as_resolved
 from vitral.training.events import Chosen
 from vitral.weights.dialects.plan import ModelSpec
 
@@ -84,6 +84,11 @@ def resolve(config: TrainConfig, facts: Facts) -> tuple[ResolvedConfig, tuple[Ch
             f"tune.views={config.tune.views} needs a ViT of which --tune last-blocks trains a part after a probe, "
             "a validation split, one image size and no mixing.",
             hint="Drop --tune.views.",
+        )
+    if config.tune.dropped != Tune().dropped and not config.tune.views:
+        raise ConfigError(
+            f"tune.dropped={config.tune.dropped:g} leaves patches out of cached tokens, but this run caches none.",
+            hint="Drop --tune.dropped.",
         )
     if config.loss.kind == "softmax" and facts.dataset.multi_label:
         raise ConfigError(

@@ -1,20 +1,25 @@
 """Keep the promise of a time budget: what fits into it before a run starts, and how far it is while it runs."""
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 REPORT_SECONDS = 5.0
 """For the plots, the report and the last files."""
-TRAINED_EPOCHS = 5
+TRAINED_EPOCHS = 4
 """Passes over the training images that a plan makes room for, beside the features and the test. With fewer, larger
 images are worth more than training; with more, smaller images cost more than training gains."""
-PLANNED_SHARE = 0.85
-"""Fraction of a budget to plan with; fitting probes, comparing models and the refit take the rest."""
-TEST_FRACTION = 0.3
+PLANNED_SHARE = 0.9
+"""Fraction of a budget to plan with; fitting probes and comparing models take the rest."""
+TEST_FRACTION = 0.25
 """Largest fraction of a budget for the test split; a larger split is sampled."""
 MIN_TEST_IMAGES = 200
 MIN_SIDE = 112
 """Images are not made smaller than this side in pixels to fit a time budget."""
+SMALL_SIDE, PROBE_GAIN = 140, 1.4
+"""Below this side in pixels, the probe of images that are larger by this factor is worth more than training."""
+ENOUGH_PER_CLASS = 50
+"""Training images per class beyond which larger images are worth more than more images."""
 MIN_STEPS = 20
 """Fewer steps than this after a linear probe are not worth starting."""
 
@@ -37,20 +42,34 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """What has to be computed, in images."""
+    """What has to be computed, in images; costs are in forward passes."""
 
     train: int
     validation: int
     test: int
-    views: int
-    """Views per training image."""
+    extra_views: int
+    """Views per training image beside the plain one."""
+    view_cost: float
     step_cost: float
-    """Cost of an image in a training step, in forward passes."""
+    """Cost of an image in a training step."""
+    refit: bool
+    """Whether the model learns the validation images, and as many training images, in the end."""
+
+    @property
+    def feature_passes(self) -> float:
+        """Return the cost of the features of all views."""
+        viewed = self.train + self.refitted
+        return self.train + self.validation + self.extra_views * self.view_cost * viewed
+
+    @property
+    def refitted(self) -> int:
+        """Return how many validation images are trained on in the end."""
+        return self.validation if self.refit else 0
 
     def seconds(self, image: float, *, epochs: float = TRAINED_EPOCHS) -> float:
         """Return the time of everything if a forward pass takes `image` seconds per image."""
-        passes = self.views * self.train + self.validation + self.test
-        return image * (passes + epochs * self.step_cost * self.train)
+        trained = epochs * self.step_cost * (self.train + 2 * self.refitted)
+        return image * (self.feature_passes + self.test + trained)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,29 +80,61 @@ class Plan:
     train: int
     """Number of training images to use."""
     test: int
-    views: int
+    extra_views: int
+    is_trained: bool = True
+    """Whether there is time to train after the linear probe."""
 
 
-def fit_plan(work: Workload, *, side: int, step: int, image_seconds: float, budget: float) -> Plan:
+def fit_plan(
+    works: Mapping[int, Workload], *, image_seconds: float, budget: float, may_skip: bool = False, enough: int = 2**31
+) -> Plan:
     """Return what fits: all test images or a sample, then the largest images, then fewer views, then fewer images.
 
-    `image_seconds` is the time of a forward pass at `side` pixels. It falls with the square of the side. One view at a
-    larger size is preferred to two views at a smaller one.
+    `works` has the workload of each side that images may have, largest first. `image_seconds` is the time of a forward
+    pass at the largest. It falls with the square of the side. With `may_skip` the linear probe of larger images may
+    replace training on small ones. If not all training images fit, `enough` of them at a larger side are preferred to
+    more at a smaller one.
     """
     budget = max(PLANNED_SHARE * budget, 1.0)
-    sides = range(side, min(side, MIN_SIDE) - 1, -step)
+    largest = next(iter(works))
 
-    def sample_test(image: float) -> int:
-        return min(work.test, max(MIN_TEST_IMAGES, int(TEST_FRACTION * budget / image)))
+    def with_sample(side: int, extra_views: int) -> tuple[Workload, float]:
+        image = image_seconds * (side / largest) ** 2
+        test = min(works[side].test, max(MIN_TEST_IMAGES, int(TEST_FRACTION * budget / image)))
+        return replace(works[side], test=test, extra_views=extra_views), image
 
-    for candidate in sides:
-        image = image_seconds * (candidate / side) ** 2
-        for views in dict.fromkeys((work.views, 1)):
-            scaled = replace(work, test=sample_test(image), views=views)
-            if scaled.seconds(image) <= budget:
-                return Plan(side=candidate, train=work.train, test=scaled.test, views=views)
-    image = image_seconds * (sides[-1] / side) ** 2
-    test = sample_test(image)
-    per_image = replace(work, views=1, test=0).seconds(image) / work.train  # with its share of the validation images
-    train = min(work.train, max(1, int((budget - test * image) / per_image)))
-    return Plan(side=sides[-1], train=train, test=test, views=1)
+    def first_fitting(epochs: float) -> Plan | None:
+        for side, whole in works.items():
+            for extra_views in dict.fromkeys((whole.extra_views if epochs else 0, 0)):
+                work, image = with_sample(side, extra_views)
+                if work.seconds(image, epochs=epochs) <= budget:
+                    is_trained = bool(epochs)
+                    return Plan(
+                        side=side, train=work.train, test=work.test, extra_views=extra_views, is_trained=is_trained
+                    )
+        return None
+
+    trained, probe = first_fitting(TRAINED_EPOCHS), first_fitting(0) if may_skip else None
+    if probe is not None and (trained is None or trained.side < min(SMALL_SIDE, probe.side / PROBE_GAIN)):
+        return probe
+    if trained is not None:
+        return trained
+    return _sample_images(works, with_sample, epochs=0 if may_skip else TRAINED_EPOCHS, budget=budget, enough=enough)
+
+
+def _sample_images(
+    works: Mapping[int, Workload],
+    with_sample: Callable[[int, int], tuple[Workload, float]],
+    *,
+    epochs: float,
+    budget: float,
+    enough: int,
+) -> Plan:
+    """Return the plan for as many training images as fit at the largest side where that is enough."""
+    plans: list[Plan] = []
+    for side in works:
+        work, image = with_sample(side, 0)
+        per_image = replace(work, test=0).seconds(image, epochs=epochs) / work.train  # with its share of the validation
+        train = min(work.train, max(1, int((budget - work.test * image) / per_image)))
+        plans.append(Plan(side=side, train=train, test=work.test, extra_views=0, is_trained=bool(epochs)))
+    return next((plan for plan in plans if plan.train >= enough), plans[-1])

@@ -94,8 +94,8 @@ class Tune:
     views: int | Auto = "auto"
     """For last-blocks after a probe: views per image (plain, mirrored, then augmented ones) whose tokens are computed
     once, so that the lower blocks never run again; 0: augment and run all blocks at every step."""
-    dropped: float = 0.5
-    """Fraction of the patches that a step leaves out of each view."""
+    dropped: float = 2 / 3
+    """Fraction of the patches that a step on cached tokens leaves out of each image. At least 48 are kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

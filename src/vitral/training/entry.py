@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from vitral.errors import ConfigError, DataError, VitralError, WeightsError
+from vitral.inference.novelty import fit_novelty
 from vitral.model.network import Network
 from vitral.runs import Run
 from vitral.training.comparison import save_calibrated
@@ -70,6 +71,8 @@ def start_state(job: Job) -> TrainState:
         state.best.update(job.probe.scores, step=0, epoch=-1)
         job.run.state.mkdir(exist_ok=True)
         job.probe.save(job.run.probe)
+        if job.config.tune.what == "probe" and len(job.probe.features) > 1:  # its features do not change any more
+            fit_novelty(job.probe.features, job.probe.labels).save(job.run.novelty)
         save_state(job.run.state, state, job.learner.tensors())
         job.save_model()
     return state

@@ -151,7 +151,8 @@ class Job:
             images = len(self.validation.rows)
         epoch = self.train.batches_per_epoch
         left = self.budget.left - len(self.test.images) * self.budget.test_image
-        plain = min(MAX_PLAIN_IMAGES, len(self.splits.train)) + images  # for the novelty of images
+        sampled = min(MAX_PLAIN_IMAGES, len(self.splits.train))
+        plain = images + (sampled if self.refit is None else 2 * sampled)  # for the novelty of images
         left -= (comparisons * images + plain) * self.budget.validation_image
         scored = images * self.budget.validation_image / max(epoch, self.steps / MAX_SCORED_IN_BUDGET)
         refit = 0.0 if self.refit is None else self.refit.batches_per_epoch / epoch

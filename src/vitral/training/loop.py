@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitral.data.batches import Batch
 from vitral.evaluation.metrics import Scores
+from vitral.model.network import Network
 from vitral.runs import quote
 from vitral.training.comparison import adopt_model, candidate_models, compare_models, save_calibrated
 from vitral.training.events import (
@@ -277,9 +278,18 @@ def _select(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event
         yield _save(job, state)
         return
     steps = adopt_model(job, state, winner, models[winner])
+    if steps:  # the refit trains on the images that calibrate it
+        yield from _fit_novelty(job, job.learner.model)
     state.stage = "refit" if steps else "done"
     state.pace = Pace.start(state.step, steps)
     yield _save(job, state)
+
+
+def _fit_novelty(job: "Job", model: Network) -> Iterator[Event]:
+    """Write how unusual images look to a classifier. A probe's features are known from the start."""
+    is_known = job.config.tune.what == "probe" and job.run.novelty.is_file()
+    if isinstance(job.learner.task, Classification) and not job.is_custom and not is_known:
+        yield from job.learner.task.fit_novelty(model, job.run, *job.plain_samples())
 
 
 def _end_refit(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event]:
@@ -310,9 +320,7 @@ def _finish(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event
         return
     state.unreadable.add(measured.unreadable, job.run)
     yield from _warn_unreadable(job, state)
-    if isinstance(job.learner.task, Classification) and not job.is_custom:
-        novelty = job.learner.task.fit_novelty(model, job.run, *job.plain_samples())
-        yield from novelty
+    yield from _fit_novelty(job, model)
     job.run.plots.mkdir(exist_ok=True)
     job.learner.task.draw(model, job.run, measured.report, job.splits.test)
     write_report(job, state, measured.report, list_candidates(job, state))

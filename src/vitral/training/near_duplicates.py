@@ -65,12 +65,11 @@ class NearDuplicates:
 def search_near_duplicates(
     config: TrainConfig, dataset: DatasetIndex, budget: Budget | None
 ) -> Generator[Event, None, NearDuplicates]:
-    """Return the near-duplicates of a dataset that a run from a checkpoint splits, or none if that takes too long."""
+    """Return the near-duplicates of the dataset of a run from a checkpoint, or none if that takes too long."""
     items = [item for split in dataset.splits.values() for item in split]
-    is_split = config.val is not None or own_test_split(dataset) is not None
     if not config.starts_with_probe or config.near_duplicates == "ignore" or dataset.multi_label:
         return NearDuplicates()
-    if config.near_duplicates == "auto" and (is_split or len(items) > MAX_IMAGES):
+    if config.near_duplicates == "auto" and len(items) > MAX_IMAGES:
         return NearDuplicates()
     assert config.from_weights is not None
     try:
@@ -93,10 +92,11 @@ def search_near_duplicates(
         return NearDuplicates()
     if not pairs:
         return NearDuplicates()
-    comparison = compare_splits(
-        features.outputs, features.labels, group_pairs(pairs, len(keys)), classes=len(dataset.classes), seed=config.seed
-    )
-    yield Chosen(name="near_duplicates", value=f"{len(pairs):,} pairs", reason="kept in one split")
+    comparison, reason = None, "listed; images of one split stay together"
+    if config.val is None and own_test_split(dataset) is None:
+        members, classes, reason = group_pairs(pairs, len(keys)), len(dataset.classes), "kept in one split"
+        comparison = compare_splits(features.outputs, features.labels, members, classes=classes, seed=config.seed)
+    yield Chosen(name="near_duplicates", value=f"{len(pairs):,} pairs", reason=reason)
     return NearDuplicates(
         groups={key: name for key, name in groups.items() if name in shared},
         pairs=tuple((keys[pair.first], keys[pair.second], pair.similarity) for pair in pairs),

@@ -34,8 +34,8 @@ from vitral.training.state import has_state
 from vitral.training.step import Learner, initial_loss_scale
 from vitral.training.tasks.classification import Classification
 from vitral.training.tasks.masked_patches import MaskedPatchPrediction
-from vitral.training.tokens import Loader, TokenLoader, TokenSet
-from vitral.training.warm_start import WarmStart, begin, limit_splits, resume, step_cost
+from vitral.training.tokens import Loader, TokenLoader, TokenSet, count_patches
+from vitral.training.warm_start import WarmStart, as_probe, begin, count_work, limit_splits, resume
 from vitral.weights.checkpoint import default_preprocess
 from vitral.weights.dialects.plan import ModelSpec
 from vitral.weights.load import peek, verify_checksum
@@ -76,8 +76,7 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     if config.starts_with_probe and isinstance(run, Run) and is_resumed:
         warm = yield from resume(config, dataset, splits, run)
     elif config.starts_with_probe:
-        may_shrink = request.config.image_size == "auto"
-        warm = yield from begin(config, dataset, splits, budget, may_shrink=may_shrink)
+        warm = yield from begin(request.config, config, dataset, splits, budget)
     else:
         network, preprocess, changes = build_model(config, len(dataset.classes), request.network)
         if not is_resumed:
@@ -251,14 +250,13 @@ def token_loaders(
     """Return the loaders of the training images (the first `trained`), of the validation images and of the refit."""
     rows, first = torch.arange(len(tokens)), tokens.rows_before(trained)
     train, validation = rows[:first], rows[first:]
-    can_drop = network.position_at == "stem" and network.position != "relative" and network.attention == "full"
     shuffled = partial(
         TokenLoader,
         images=tokens,
         shuffle=True,
         seed=config.seed,
         extras=network.extra_tokens,
-        dropped=config.tune.dropped if can_drop else 0.0,
+        patches=count_patches(network, config.tune.dropped)[0],
     )
     size = config.batch_size
     refit = None
@@ -282,16 +280,16 @@ def plan_epochs(job: Job, budget: Budget, image_seconds: float) -> tuple[Job, Ch
     config, train = job.config, job.train
     if not image_seconds:  # nothing was computed yet
         image_seconds = job.learner.time_step(train, initial_loss_scale(config)) / 3 / train.batch_size
-    step_seconds = train.batch_size * image_seconds * max(0.1, step_cost(config, job.learner.model))
+    step_cost = max(0.1, count_work(job.learner.model, config, job.splits).step_cost)
+    step_seconds = train.batch_size * image_seconds * step_cost
     share = config.tune.blocks / len(job.learner.model.blocks) if job.tokens is not None else 1.0
     budget = replace(budget, test_image=image_seconds, validation_image=share * image_seconds)
     job = replace(job, budget=budget)
     steps = job.affordable_steps(step_seconds, step=0)
     if job.heads is not None and steps < MIN_STEPS:
-        tune, optim = replace(config.tune, what="probe", views=0), replace(config.optim, warmup_steps=0)
         reason = f"no time is left for {MIN_STEPS} steps after the linear probe"
         choice = Chosen(name="epochs", value=0, reason=reason)
-        return replace(job, config=replace(config, tune=tune, optim=optim, epochs=0)).with_choice(choice), choice
+        return replace(job, config=as_probe(config)).with_choice(choice), choice
     steps = max(1, min(steps, job.max_steps))
     epochs, optim = steps / train.batches_per_epoch, config.optim
     if optim.warmup_steps == "auto":

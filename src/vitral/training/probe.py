@@ -1,10 +1,11 @@
 """The linear probe that every fine-tuning starts from: the best linear classifier of the checkpoint's features."""
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
@@ -14,7 +15,14 @@ from vitral.data.dataset import Item
 from vitral.data.scan import Progress
 from vitral.evaluation.feature_cache import cached_features
 from vitral.evaluation.label_errors import LabelErrorRow, find_label_errors
-from vitral.evaluation.linear_probe import LinearProbe, choose_folds, fit_probe, refit_probe
+from vitral.evaluation.linear_probe import (
+    CrossValidation,
+    LinearProbe,
+    choose_folds,
+    cross_validate,
+    refit_probe,
+    sample_rows,
+)
 from vitral.evaluation.metrics import Scores, score, wilson
 from vitral.inference.pipeline import ModelOutputs
 from vitral.model.config import Pool, ViTConfig
@@ -51,6 +59,9 @@ class Probe:
     """On images that the probe was not fitted to: the validation split, or out of fold."""
     candidates: tuple[Candidate, ...]
     """One per kind of pooling that was tried, and the best of them on the validation split."""
+    features: Tensor
+    """(N, D) of the training and validation images, as the head receives them."""
+    labels: Tensor
     label_errors: tuple[LabelErrorRow, ...] = ()
     """Training and validation images whose label is probably wrong."""
 
@@ -81,11 +92,8 @@ class ProbeFeatures:
     items: Sequence[Item]
     """The training images, then the validation images."""
     seconds: float
-
-    @property
-    def passes(self) -> int:
-        """Return how many images were computed, each view counted."""
-        return sum(map(len, self.train)) + sum(map(len, self.validation))
+    passes: float
+    """Number of forward passes that took these seconds."""
 
 
 def fit_probes(
@@ -103,23 +111,16 @@ def fit_probes(
     """
     labels, classes = features.labels, len(names)
     folds = choose_folds(labels, seed=config.seed, groups=_group_numbers(features.items[: len(labels)], groups))
-    weights = _class_weights(labels, config, classes)
-    probes: dict[str, LinearProbe] = {}
-    scores: dict[str, Scores] = {}
-    candidates: list[Candidate] = []
-    for pool, columns in pools.items():
-        start = time.perf_counter()
-        first, *others = (view[:, columns] for view in features.train)
-        near = next(iter(probes.values()), None)
-        probe = fit_probe(
-            first, labels, classes=classes, folds=folds, extra_views=others, class_weights=weights, near=near
-        )
-        probes[pool], scores[pool] = probe, score(probe.out_of_fold, labels)
-        name, evidence = f"probe ({POOLS.get(pool, 'features')})", f"cross-validation on {len(labels):,} images"
-        seconds = features.seconds + time.perf_counter() - start
-        candidates.append(describe_candidate(name, scores[pool], evidence, seconds=seconds))
+    search = partial(cross_validate, classes=classes, class_weights=_class_weights(labels, config, classes))
+    rows = sample_rows(labels, classes=classes, seed=config.seed)
+    validated, candidates = _search_pools(features, pools, search, folds=folds, rows=rows)
+    scores = {pool: score(winner.out_of_fold, labels[rows]) for pool, winner in validated.items()}
     best = min(scores, key=lambda pool: scores[pool].loss)
-    probe, columns = probes[best], pools[best]
+    columns, winner = pools[best], validated[best]
+    if len(rows) < len(labels):
+        first, *others = (view[:, columns] for view in features.train)
+        winner = search(first, labels, folds=folds, extra_views=others, start=winner.strength, strides=())
+    probe = winner.fit()
     chosen, index, head = scores[best], list(pools).index(best), Head(probe.weight, probe.bias)
     final_head, held_out = head, probe.out_of_fold[:0]
     if features.validation:
@@ -138,8 +139,35 @@ def fit_probes(
         pool=best,
         scores=chosen,
         candidates=tuple(candidates),
+        features=torch.cat([features.train[0], *features.validation[:1]])[:, columns],
+        labels=torch.cat([labels, features.validation_labels]),
         label_errors=_label_errors(features, torch.cat([probe.out_of_fold, held_out]), folds, names),
     )
+
+
+def _search_pools(
+    features: ProbeFeatures,
+    pools: Mapping[str, slice],
+    search: Callable[..., CrossValidation],
+    *,
+    folds: Tensor,
+    rows: Tensor,
+) -> tuple[dict[str, CrossValidation], list[Candidate]]:
+    """Search the strength for each kind of pooling on some rows of the features."""
+    labels = features.labels[rows]
+    validated: dict[str, CrossValidation] = {}
+    candidates: list[Candidate] = []
+    near: dict[str, Any] = {}
+    for pool, columns in pools.items():
+        start = time.perf_counter()
+        first, *others = (view[rows][:, columns] for view in features.train)
+        validated[pool] = search(first, labels, folds=folds[rows], extra_views=others, **near)
+        near = near or {"start": validated[pool].strength, "strides": (1,)}  # the other pools have similar features
+        name, evidence = f"probe ({POOLS.get(pool, 'features')})", f"cross-validation on {len(rows):,} images"
+        seconds = features.seconds + time.perf_counter() - start
+        scores = score(validated[pool].out_of_fold, labels)
+        candidates.append(describe_candidate(name, scores, evidence, seconds=seconds))
+    return validated, candidates
 
 
 def _group_numbers(items: Sequence[Item], groups: Mapping[str, str]) -> Tensor:
@@ -255,6 +283,7 @@ def compute_features(
         validation_labels=held_out[0].labels if held_out else views[0].labels[:0],
         items=[part.items[int(index)] for part in (views[0], *held_out[:1]) for index in part.indices],
         seconds=time.perf_counter() - start,
+        passes=total,
     )
 
 

@@ -1,14 +1,19 @@
 """Tokens of the frozen lower blocks, computed once per image and view, for training the blocks above them.
 
+The plain view of an image is complete, because the linear probe and the validation need it. Other views only serve
+training, which leaves out patches anyway: they run the lower blocks alone, on some of the patches.
+
 The tokens are kept as bfloat16 in a memory-mapped file. It lies in the cache folder under a key of everything it
 depends on, with its SHA-256 beside it: a resumed run uses it if it is intact and computes it again otherwise.
 """
 
 import json
 import shutil
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil, prod
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +29,8 @@ from vitral.errors import DataError
 from vitral.evaluation.feature_cache import add_items, weights_digest
 from vitral.files import flush_to_disk, sha256_of, write_json
 from vitral.inference.loaded_model import LoadedModel
+from vitral.inference.pipeline import make_loader
+from vitral.model.config import ViTConfig
 from vitral.model.vit import ViT
 
 PLAIN, MIRRORED = 0, 1
@@ -31,8 +38,10 @@ PLAIN, MIRRORED = 0, 1
 BATCH = 32
 MAX_DISK_FRACTION = 0.5
 """Largest fraction of the free disk space that the tokens of a run may take."""
-MIN_PATCHES = 64
-"""An image keeps at least this many patches in a training step."""
+MIN_PATCHES = 48
+"""A training step uses at least this many patches of an image."""
+VIEW_PATCHES = 1.5
+"""Other views than the plain one keep this many times the patches of a step, so that steps still draw among them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,10 +53,10 @@ class TokenPlan:
     views: int
     viewed: int
     """Number of images, the first ones, that have all views; the others have the plain one."""
+    view_patches: int
+    """Number of patches in all views but the plain one."""
     augment: Augment
     seed: int
-    classes: int
-    multi_label: bool
     workers: int = 0
 
 
@@ -58,7 +67,9 @@ class TokenSet:
     items: Sequence[Item]
     """All images of the split, unreadable ones included."""
     tokens: Tensor
-    """(views, images, N, D) in bfloat16, memory-mapped. Rows past those with all views have the first only."""
+    """(images, N, D) in bfloat16, memory-mapped: the plain view."""
+    views: Tensor
+    """(views - 1, viewed images, M, D): the other views of the first images, with fewer patches."""
     labels: Tensor
     indices: Tensor
     """(images,): the index in ``items`` of each row."""
@@ -80,89 +91,125 @@ class TokenSet:
             _facts_path(self.path).unlink(missing_ok=True)
 
 
-def token_bytes(model: ViT, images: int, views: int) -> int:
-    """Return the size of the file."""
-    rows, columns = model.config.grid(*model.config.image_hw)
-    return 2 * views * images * (model.config.extra_tokens + rows * columns) * model.config.width
+def count_patches(config: ViTConfig, dropped: float) -> tuple[int, int]:
+    """Return how many patches of an image a training step uses, and how many a view other than the plain one keeps.
+
+    Networks whose blocks depend on the positions of all patches use all of them.
+    """
+    rows, columns = config.grid(*config.image_hw)
+    if config.position_at != "stem" or config.position == "relative" or config.attention != "full":
+        return rows * columns, rows * columns
+    step = min(rows * columns, max(MIN_PATCHES, round(rows * columns * (1 - dropped))))
+    return step, min(rows * columns, ceil(VIEW_PATCHES * step))
 
 
-def affordable_views(model: ViT, images: int, views: int) -> int:
-    """Return how many views per image the disk has room for, at most `views`; 0 if not even one fits."""
+def affordable_views(model: ViT, plan: TokenPlan, images: int) -> int:
+    """Return how many views per image the disk has room for, at most those of the plan; 0 if not even one fits."""
     with suppress(OSError, RuntimeError):
-        folder = _tokens_folder()
-        free = MAX_DISK_FRACTION * shutil.disk_usage(folder).free
-        return min(views, int(min(free, cache_limit()) // max(1, token_bytes(model, images, 1))))
+        free = min(MAX_DISK_FRACTION * shutil.disk_usage(_tokens_folder()).free, cache_limit())
+        fitting = (views for views in range(plan.views, 0, -1) if token_bytes(model, plan, images, views) <= free)
+        return next(fitting, 0)
     return 0
+
+
+def token_bytes(model: ViT, plan: TokenPlan, images: int, views: int) -> int:
+    """Return the size of the file."""
+    return 2 * sum(map(prod, _shapes(model, replace(plan, views=views), images)))
+
+
+def _shapes(model: ViT, plan: TokenPlan, images: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of the plain view and of the others."""
+    extras, width = model.config.extra_tokens, model.config.width
+    plain = (images, extras + prod(model.config.grid(*model.config.image_hw)), width)
+    return plain, (plan.views - 1, plan.viewed, extras + plan.view_patches, width)
 
 
 def compute_tokens(
     model: LoadedModel, items: Sequence[Item], plan: TokenPlan
-) -> Generator[Progress, None, tuple[TokenSet, list[Tensor]]]:
-    """Yield progress and return the tokens of the images and, for each view, the input of the head.
+) -> Generator[Progress, None, tuple[TokenSet, Tensor]]:
+    """Yield progress and return the tokens of the images and the inputs of the head, which the plain view gives.
 
     An image that cannot be read is left out of all views.
     """
     path = _tokens_folder() / f"{_key(model, items, plan)}"
     assert isinstance(model.model, ViT)
-    grid = model.model.config.grid(*model.model.config.image_hw)
-    total = len(items) + (plan.views - 1) * plan.viewed
-    stored: Tensor | None = None
-    features: list[list[Tensor]] = [[] for _ in range(plan.views)]
+    plain, views = _create(path, _shapes(model.model, plan, len(items)))
+    total, done = len(items) + (plan.views - 1) * plan.viewed, 0
+    features: list[Tensor] = []
     labels: list[Tensor] = []
     indices: list[Tensor] = []
     bad: list[tuple[int, str]] = []
-    done = 0
-    for view in range(plan.views):
-        row = 0
-        for batch in _view_loader(model, items[: plan.viewed] if view else items, plan, view).epoch(view):
+    for batch in _view_loader(model, items, plan, PLAIN).epoch():
+        bad += batch.bad
+        if len(batch.items):
+            assert isinstance(batch.images, Tensor)
+            row = sum(map(len, indices))
+            plain[row : row + len(batch.items)], pooled = model.tokens(batch.images, -plan.trained - 1)
+            features, labels, indices = [*features, pooled], [*labels, batch.labels], [*indices, batch.items]
+        done += len(batch.items) + len(batch.bad)
+        yield Progress(done=done, total=total)
+    if not features:
+        raise DataError(f"None of the {len(items)} images is readable{f': {bad[0][1]}' if bad else ''}.")
+    row_of = {int(index): row for row, index in enumerate(torch.cat(indices))}
+    for view in range(1, plan.views):
+        for batch in _view_loader(model, items[: plan.viewed], plan, view).epoch(view):
             if len(batch.items):
-                assert isinstance(batch.images, Tensor)
-                images = batch.images.flip(-1) if view == MIRRORED else batch.images
-                tokens, pooled = model.tokens(images, -plan.trained - 1)
-                stored = _create(path, (plan.views, len(items), *tokens.shape[1:])) if stored is None else stored
-                stored[view, row : row + len(tokens)] = tokens
-                row += len(tokens)
-                features[view].append(pooled)
-            if not view:
-                labels, indices, bad = [*labels, batch.labels], [*indices, batch.items], [*bad, *batch.bad]
+                views[view - 1, [row_of[int(index)] for index in batch.items]] = _view_tokens(model, batch, plan, view)
             done += len(batch.items) + len(batch.bad)
             yield Progress(done=done, total=total)
-    if stored is None:
-        raise DataError(f"None of the {len(items)} images is readable{f': {bad[0][1]}' if bad else ''}.")
-    facts = {"views": plan.views, "images": len(items), "shape": list(stored.shape[2:]), "unreadable": bad}
-    write_json(_facts_path(path), {**facts, "sha256": _flush(path)})
-    tokens = TokenSet(
-        items=items,
-        tokens=stored[:, : sum(map(len, indices))],
-        labels=torch.cat(labels),
-        indices=torch.cat(indices),
-        unreadable=tuple((items[index].key, reason) for index, reason in bad),
-        grid=grid,
-        path=path,
-    )
-    return tokens, [model.check_finite(torch.cat(view)) for view in features]
+    write_json(_facts_path(path), {"images": len(items), "unreadable": bad, "sha256": _flush(path)})
+    tokens = _token_set(model, items, path, (plain, views), torch.cat(indices), torch.cat(labels), dict(bad))
+    return tokens, model.check_finite(torch.cat(features))
+
+
+def _view_tokens(model: LoadedModel, batch: Batch, plan: TokenPlan, view: int) -> Tensor:
+    """Return the tokens of one view other than the plain one. Its patches depend on (seed, view, image)."""
+    assert isinstance(model.model, ViT)
+    assert isinstance(batch.images, Tensor)
+    config = model.model.config
+    patches = prod(config.grid(*config.image_hw))
+    kept = None
+    if plan.view_patches < patches:
+        choose = partial(choose_tokens, patches=patches, kept=plan.view_patches, extras=config.extra_tokens)
+        kept = torch.stack([choose(random_generator(plan.seed, view, int(index))) for index in batch.items])
+    images = batch.images.flip(-1) if view == MIRRORED else batch.images
+    return model.lower_tokens(images, len(model.model.blocks) - plan.trained, kept)
 
 
 def restore_tokens(model: LoadedModel, items: Sequence[Item], plan: TokenPlan) -> Generator[Progress, None, TokenSet]:
     """Return the tokens of a run that is resumed: from their file if it is intact, or computed again."""
     path = _tokens_folder() / f"{_key(model, items, plan)}"
     assert isinstance(model.model, ViT)
+    shapes = _shapes(model.model, plan, len(items))
     try:
         facts = json.loads(_facts_path(path).read_text(encoding="utf-8"))
-        shape = (facts["views"], facts["images"], *facts["shape"])
         unreadable = {int(index): str(reason) for index, reason in facts["unreadable"]}
-        is_intact = sha256_of(path) == facts["sha256"] and path.stat().st_size == 2 * int(np.prod(shape))
+        is_intact = path.stat().st_size == 2 * sum(map(prod, shapes)) and sha256_of(path) == facts["sha256"]
     except (OSError, ValueError, KeyError, TypeError):
-        is_intact, shape, unreadable = False, (), {}
+        is_intact, unreadable = False, {}
     if not is_intact:
         tokens, _ = yield from compute_tokens(model, items, plan)
         return tokens
-    stored = torch.from_file(str(path), shared=True, size=int(np.prod(shape)), dtype=torch.bfloat16).view(shape)
     indices = torch.tensor([index for index in range(len(items)) if index not in unreadable], dtype=torch.long)
+    labels = label_tensor([items[int(index)] for index in indices], len(model.labels), model.multi_label)
+    return _token_set(model, items, path, _map(path, shapes), indices, labels, unreadable)
+
+
+def _token_set(
+    model: LoadedModel,
+    items: Sequence[Item],
+    path: Path,
+    stored: tuple[Tensor, Tensor],
+    indices: Tensor,
+    labels: Tensor,
+    unreadable: Mapping[int, str],
+) -> TokenSet:
+    plain, views = stored
     return TokenSet(
         items=items,
-        tokens=stored[:, : len(indices)],
-        labels=label_tensor([items[int(index)] for index in indices], plan.classes, plan.multi_label),
+        tokens=plain[: len(indices)],
+        views=views,
+        labels=labels,
         indices=indices,
         unreadable=tuple((items[index].key, reason) for index, reason in unreadable.items()),
         grid=model.model.config.grid(*model.model.config.image_hw),
@@ -171,12 +218,12 @@ def restore_tokens(model: LoadedModel, items: Sequence[Item], plan: TokenPlan) -
 
 
 def _view_loader(model: LoadedModel, items: Sequence[Item], plan: TokenPlan, view: int) -> BatchLoader:
-    augment = None if view in (PLAIN, MIRRORED) else plan.augment
+    loader = make_loader(model, items, multi_label=model.multi_label, batch_size=BATCH, workers=plan.workers)
+    if view in (PLAIN, MIRRORED):
+        return loader
     patch = model.model.config.step_hw
-    images = ImageDataset(items, model.preprocess, augment=augment, seed=plan.seed, patch=patch)
-    return BatchLoader(
-        images=images, batch_size=BATCH, classes=plan.classes, multi_label=plan.multi_label, workers=plan.workers
-    )
+    images = ImageDataset(items, model.preprocess, augment=plan.augment, seed=plan.seed, patch=patch)
+    return replace(loader, images=images)
 
 
 def _tokens_folder() -> Path:
@@ -205,14 +252,19 @@ def _key(model: LoadedModel, items: Sequence[Item], plan: TokenPlan) -> str:
     return digest.hexdigest()
 
 
-def _create(path: Path, shape: tuple[int, ...]) -> Tensor:
-    """Return a new memory-mapped tensor of bfloat16."""
+def _create(path: Path, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+    """Return new memory-mapped tensors of bfloat16, one after the other in a file."""
     _facts_path(path).unlink(missing_ok=True)  # the hash of an older file
     path.unlink(missing_ok=True)
-    size = int(np.prod(shape))
     with path.open("wb") as stream:
-        stream.truncate(2 * size)
-    return torch.from_file(str(path), shared=True, size=size, dtype=torch.bfloat16).view(shape)
+        stream.truncate(2 * sum(map(prod, shapes)))
+    return _map(path, shapes)
+
+
+def _map(path: Path, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+    sizes = [prod(shape) for shape in shapes]
+    whole = torch.from_file(str(path), shared=True, size=sum(sizes), dtype=torch.bfloat16)
+    return whole[: sizes[0]].view(shapes[0]), whole[sizes[0] :].view(shapes[1])
 
 
 def _flush(path: Path) -> str:
@@ -238,8 +290,8 @@ class TokenLoader:
     seed: int = 0
     extras: int = 0
     """Tokens before the patches, which are never left out."""
-    dropped: float = 0.0
-    """Fraction of the patches to leave out of each image."""
+    patches: int = 0
+    """Number of patches to draw from each image of a shuffled epoch."""
 
     @property
     def batches_per_epoch(self) -> int:
@@ -257,14 +309,19 @@ class TokenLoader:
 
     def _tokens(self, row: int, epoch: int) -> Tensor:
         if not self.shuffle:
-            return self.images.tokens[0, row]
-        random = random_generator(self.seed, epoch, row)
-        tokens = self.images.tokens[int(random.integers(len(self.images.tokens))), row]
-        if not self.dropped:
+            return self.images.tokens[row]
+        random, views = random_generator(self.seed, epoch, row), self.images.views
+        view = int(random.integers(len(views) + 1))
+        tokens = views[view - 1, row] if view else self.images.tokens[row]
+        if (patches := len(tokens) - self.extras) <= self.patches:
             return tokens
-        patches = len(tokens) - self.extras
-        kept = np.sort(random.permutation(patches)[: max(MIN_PATCHES, round(patches * (1 - self.dropped)))])
-        return tokens[np.concatenate([np.arange(self.extras), self.extras + kept])]
+        return tokens[choose_tokens(random, patches=patches, kept=self.patches, extras=self.extras)]
+
+
+def choose_tokens(random: np.random.Generator, *, patches: int, kept: int, extras: int) -> Tensor:
+    """Return the sorted indices of some patches of an image, and of the tokens before the patches."""
+    chosen = extras + np.sort(random.permutation(patches)[:kept])
+    return torch.from_numpy(np.concatenate([np.arange(extras), chosen]))  # pyright: ignore[reportUnknownMemberType]
 
 
 Loader = BatchLoader | TokenLoader

@@ -3,19 +3,20 @@
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, prod
 
 import torch
 
 from vitral.data.dataset import DatasetIndex, Item
 from vitral.data.splits import Splits, sample_items
+from vitral.devices import keep_freed_memory
 from vitral.inference.loaded_model import LoadedModel
 from vitral.model.network import Network
 from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
-from vitral.training.budget import REPORT_SECONDS, Budget, Workload, fit_plan
-from vitral.training.config import ResolvedConfig
+from vitral.training.budget import ENOUGH_PER_CLASS, MIN_SIDE, REPORT_SECONDS, Budget, Workload, fit_plan
+from vitral.training.config import ResolvedConfig, TrainConfig
 from vitral.training.events import Chosen, Event, Warned
 from vitral.training.networks import build_model
 from vitral.training.probe import (
@@ -36,6 +37,7 @@ from vitral.training.tokens import (
     TokenSet,
     affordable_views,
     compute_tokens,
+    count_patches,
     restore_tokens,
     token_bytes,
 )
@@ -61,14 +63,16 @@ class WarmStart:
 
 
 def begin(
-    config: ResolvedConfig, dataset: DatasetIndex, splits: Splits, budget: Budget | None, *, may_shrink: bool
+    requested: TrainConfig, config: ResolvedConfig, dataset: DatasetIndex, splits: Splits, budget: Budget | None
 ) -> Generator[Event, None, WarmStart]:
     """Start a new run: choose what fits into the time, warn of changed weights, and fit a linear probe."""
+    if config.device == "cpu":
+        keep_freed_memory()
     network, preprocess, changes = build_model(config, len(dataset.classes))
     choices: list[Chosen] = []
     if budget is not None:
         loaded = as_loaded(network, preprocess, config, dataset)
-        smaller, choices = fit_into(budget, loaded, config, splits, may_shrink=may_shrink)
+        smaller, choices = fit_into(budget, loaded, config, splits, requested)
         if smaller.image_size != config.image_size:
             network, preprocess, changes = build_model(smaller, len(dataset.classes))
         config, splits = smaller, limit_splits(splits, smaller)
@@ -110,29 +114,30 @@ def _compute(
     elif validation is train:
         validation = ()
     if config.tune.views:
-        plan = plan_tokens(config, dataset, splits)
-        tokens, features = yield from _compute_with_tokens(model, train, validation, plan)
+        plan, work = plan_tokens(model.model, config, splits), count_work(model.model, config, splits)
+        tokens, features = yield from _compute_with_tokens(model, train, validation, plan, passes=work.feature_passes)
         return features, tokens
-    mirrored = config.augment.flip > 0
+    mirrored = mirrors_features(config)
     features = yield from compute_features(model, train, validation, mirrored=mirrored, all_views=config.refit)
     return features, None
 
 
 def _compute_with_tokens(
-    model: LoadedModel, train: Sequence[Item], validation: Sequence[Item], plan: TokenPlan
+    model: LoadedModel, train: Sequence[Item], validation: Sequence[Item], plan: TokenPlan, *, passes: float
 ) -> Generator[Event, None, tuple[TokenSet, ProbeFeatures]]:
     """Return the features of the probe together with the tokens that they are computed from."""
     start = time.perf_counter()
     computing = compute_tokens(model, (*train, *validation), plan)
-    tokens, views = yield from measuring(computing, "features")
+    tokens, pooled = yield from measuring(computing, "features")
     trained = tokens.rows_before(len(train))
     features = ProbeFeatures(
-        train=[view[:trained] for view in views],
+        train=[pooled[:trained]],
         labels=tokens.labels[:trained],
-        validation=[part for view in views if len(part := view[trained:])],
+        validation=[pooled[trained:]] if len(pooled) > trained else [],
         validation_labels=tokens.labels[trained:],
         items=[tokens.items[int(index)] for index in tokens.indices],
         seconds=time.perf_counter() - start,
+        passes=passes,
     )
     return tokens, features
 
@@ -147,7 +152,7 @@ def resume(
     tokens = None
     if config.tune.views:
         model = as_loaded(network, preprocess, config, dataset)
-        plan = plan_tokens(config, dataset, splits)
+        plan = plan_tokens(network, config, splits)
         restoring = restore_tokens(model, (*splits.train, *splits.validation), plan)
         tokens = yield from measuring(restoring, "features")
     return WarmStart(
@@ -160,16 +165,16 @@ def resume(
     )
 
 
-def plan_tokens(config: ResolvedConfig, dataset: DatasetIndex, splits: Splits) -> TokenPlan:
+def plan_tokens(network: Network, config: ResolvedConfig, splits: Splits) -> TokenPlan:
     """Return which tokens the run trains on. Validation images have all views if they are trained on in the end."""
+    assert isinstance(network, ViT)
     return TokenPlan(
         trained=config.tune.blocks,
         views=config.tune.views,
         viewed=len(splits.train) + (len(splits.validation) if config.refit else 0),
+        view_patches=count_patches(network.config, config.tune.dropped)[1],
         augment=config.augment,
         seed=config.seed,
-        classes=len(dataset.classes),
-        multi_label=dataset.multi_label,
         workers=config.workers,
     )
 
@@ -193,67 +198,98 @@ def as_loaded(network: Network, preprocess: Preprocess, config: ResolvedConfig, 
 
 
 def fit_into(
-    budget: Budget, model: LoadedModel, config: ResolvedConfig, splits: Splits, *, may_shrink: bool
+    budget: Budget, model: LoadedModel, config: ResolvedConfig, splits: Splits, requested: TrainConfig
 ) -> tuple[ResolvedConfig, list[Chosen]]:
-    """Choose the size and the number of images by the speed of a forward pass, so that the run ends in time."""
-    side, work, seconds = config.image_size, count_work(model, config, splits), time_image(model, splits.train)
+    """Choose the size, the number of images and whether to train by the speed of a forward pass.
+
+    Sizes and ways that were requested stay.
+    """
+    side, seconds, may_shrink = config.image_size, time_image(model, splits.train), requested.image_size == "auto"
     height = side if isinstance(side, int) else side[0]
     step = model.model.config.step_hw[0] if may_shrink and isinstance(side, int) else height
-    plan = fit_plan(work, side=height, step=step, image_seconds=seconds, budget=budget.left)
-    views = min(plan.views, config.tune.views)
+    sides = range(height, min(height, MIN_SIDE) - 1, -step)
+    works = {size: count_work(model.model, config, splits, size if may_shrink else None) for size in sides}
+    may_skip = requested.tune.what == "auto" and config.tune.views > 0
+    enough = ENOUGH_PER_CLASS * len(model.labels)
+    plan = fit_plan(works, image_seconds=seconds, budget=budget.left, may_skip=may_skip, enough=enough)
+    work = works[height]
     reason = f"everything at {height} pixels would take {work.seconds(seconds) / 60:.1f} minutes"
-    smaller = {
+    changes: dict[str, tuple[object, object]] = {
         "image_size": (plan.side, height),
-        "tune.views": (views, config.tune.views),
+        "tune.views": (1 + plan.extra_views, 1 + work.extra_views),
         "max_train_images": (plan.train, work.train),
         "max_test_images": (plan.test, work.test),
     }
-    choices = [Chosen(name=name, value=new, reason=reason) for name, (new, old) in smaller.items() if new != old]
+    if not plan.is_trained:
+        changes["tune.what"] = ("probe", config.tune.what)
+        del changes["tune.views"]
+    choices = [Chosen(name=name, value=new, reason=reason) for name, (new, old) in changes.items() if new != old]
     config = replace(
         config,
         image_size=plan.side if isinstance(side, int) else side,
         max_train_images=plan.train if plan.train < work.train else config.max_train_images,
         max_test_images=plan.test if plan.test < work.test else config.max_test_images,
-        tune=replace(config.tune, views=views),
     )
-    return config, choices
+    if plan.is_trained:
+        views = 1 + plan.extra_views if config.tune.views else 0
+        return replace(config, tune=replace(config.tune, views=views)), choices
+    return as_probe(config), choices
 
 
-def count_work(model: LoadedModel, config: ResolvedConfig, splits: Splits) -> Workload:
-    """Return what a run has to compute."""
+def as_probe(config: ResolvedConfig) -> ResolvedConfig:
+    """Return the settings of a run that takes no steps after the linear probe."""
+    tune, optim = replace(config.tune, what="probe", views=0), replace(config.optim, warmup_steps=0)
+    return replace(config, tune=tune, optim=optim, epochs=0)
+
+
+def mirrors_features(config: ResolvedConfig) -> bool:
+    """Return whether a probe sees mirrored images as well. A time budget is better spent on larger images."""
+    return config.augment.flip > 0 and config.minutes is None
+
+
+def count_work(network: Network, config: ResolvedConfig, splits: Splits, side: int | None = None) -> Workload:
+    """Return what a run has to compute with images of `side` pixels (default: the size of the network)."""
+    extra_views, view_cost, step_cost = int(mirrors_features(config)), 1.0, 3.0
+    if config.tune.what in ("probe", "head"):
+        step_cost = 0.0 if config.tune.what == "probe" else 1.2
+    if config.tune.views:
+        assert isinstance(network, ViT)
+        vit = network.config if side is None else replace(network.config, image_size=side)
+        trained = config.tune.blocks / len(network.blocks)
+        of_step, of_view = (
+            patches / prod(vit.grid(*vit.image_hw)) for patches in count_patches(vit, config.tune.dropped)
+        )
+        extra_views, view_cost, step_cost = config.tune.views - 1, (1 - trained) * of_view, 3 * trained * of_step
     return Workload(
         train=len(splits.train),
         validation=0 if splits.validation is splits.train else len(splits.validation),
         test=len(splits.test),
-        views=config.tune.views or 1 + (config.augment.flip > 0),
-        step_cost=step_cost(config, model.model),
+        extra_views=extra_views,
+        view_cost=view_cost,
+        step_cost=step_cost,
+        refit=config.refit,
     )
 
 
 def estimate_time(model: LoadedModel, config: ResolvedConfig, splits: Splits) -> Chosen:
     """Return the estimated time of a run without a time budget."""
-    seconds, work = time_image(model, splits.train), count_work(model, config, splits)
+    seconds, work = time_image(model, splits.train), count_work(model.model, config, splits)
     epochs = float(config.epochs)
     minutes = work.seconds(seconds, epochs=epochs) / 60 + REPORT_SECONDS / 60
-    reason = f"{work.views * work.train:,} training views, {work.test:,} test images, {epochs:.3g} epochs"
+    views = (1 + work.extra_views) * work.train
+    reason = f"{views:,} training views, {work.test:,} test images, {epochs:.3g} epochs"
     return Chosen(name="estimated time", value=f"{minutes:.1f} minutes", reason=reason)
-
-
-def step_cost(config: ResolvedConfig, network: Network) -> float:
-    """Return the cost of an image in a training step, in forward passes: the backward pass counts as two."""
-    if config.tune.what == "probe":
-        return 0.0
-    if not config.tune.views:
-        return 1.2 if config.tune.what == "head" else 3.0
-    return 3 * config.tune.blocks / len(network.blocks) * (1 - config.tune.dropped)
 
 
 def fit_onto_disk(config: ResolvedConfig, network: Network, splits: Splits) -> tuple[ResolvedConfig, list[Chosen]]:
     """Keep the tokens of fewer views if the disk is too small."""
-    wanted, images = config.tune.views, len(splits.train) + len(splits.validation)
-    if not wanted or not isinstance(network, ViT) or (views := affordable_views(network, images, wanted)) == wanted:
+    if not config.tune.views:
         return config, []
-    size = token_bytes(network, images, wanted) / 1e9
+    assert isinstance(network, ViT)
+    plan, images = plan_tokens(network, config, splits), len(splits.train) + len(splits.validation)
+    if (views := affordable_views(network, plan, images)) == plan.views:
+        return config, []
+    size = token_bytes(network, plan, images, plan.views) / 1e9
     choice = Chosen(name="tune.views", value=views, reason=f"the tokens of all views would take {size:.1f} GB")
     return replace(config, tune=replace(config.tune, views=views)), [choice]
 

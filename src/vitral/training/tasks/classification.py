@@ -19,7 +19,7 @@ from vitral.data.splits import Splits
 from vitral.evaluation.metrics import score
 from vitral.evaluation.results import summarize
 from vitral.inference.loaded_model import LoadedModel, to_device
-from vitral.inference.novelty import fit_novelty
+from vitral.inference.novelty import Novelty, fit_novelty
 from vitral.inference.pipeline import ModelOutputs, run_model
 from vitral.model.network import Network
 from vitral.model.vit import ViT
@@ -105,11 +105,18 @@ class Classification:
     def fit_novelty(
         self, model: Network, run: Run, train: "Loader", validation: "Loader"
     ) -> Generator[Event, None, None]:
-        """Write the statistics that measure how unusual an image is, from training and validation features."""
+        """Write the statistics that measure how unusual an image is, from training and validation features.
+
+        A calibration that the run already has stays: a refit trains on the validation images.
+        """
         fitted = yield from self.features(model, train, "novelty")
-        held_out = None if validation is train else (yield from self.features(model, validation, "novelty")).outputs
+        held_out = quantiles = None
+        if run.novelty.is_file():
+            quantiles = Novelty.load(run.novelty).quantiles
+        elif validation is not train:
+            held_out = (yield from self.features(model, validation, "novelty")).outputs
         if len(fitted.outputs) > 1 and (held_out is None or len(held_out) > 1):
-            fit_novelty(fitted.outputs, fitted.labels, held_out=held_out).save(run.novelty)
+            fit_novelty(fitted.outputs, fitted.labels, held_out=held_out, quantiles=quantiles).save(run.novelty)
 
     def load_trained(self, model: Network, precision: str) -> LoadedModel:
         """Return the model as it is now, ready to run."""
