@@ -99,7 +99,8 @@ def make_settings() -> str:
 def show_default(value: object) -> str:
     if value in ("", None):
         return ""
-    text = ", ".join(f"{number:.3g}" for number in value) if isinstance(value, tuple) else str(value)
+    values = value if isinstance(value, tuple) else (value,)
+    text = ", ".join(f"{number:.3g}" if isinstance(number, float) else str(number) for number in values)
     return f"`{text.lower() if isinstance(value, bool) else text}`"
 
 
