@@ -53,7 +53,7 @@ def main() -> None:
     for axis in axes.flat:
         axis.set_axis_off()
     figure.tight_layout(pad=0.3)
-    figure.savefig(TARGET, dpi=100, facecolor="white")
+    figure.savefig(TARGET, dpi=130, facecolor="white")
 
 
 if __name__ == "__main__":
