@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test soak check bench format clean
+.PHONY: demo test soak check bench docs format clean
 
 # The main job on built-in data: about a minute of training, then numbers, answers and a report.
 demo: .venv/installed-core
@@ -30,6 +30,12 @@ bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks.scan
 	$(BIN)/python -m benchmarks.train_step
 
+# The site, in build/docs: every warning is an error. The first line writes the pages that repeat the code.
+docs: .venv/installed-dev
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
+	@echo "Open build/docs/index.html"
+
 format: .venv/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -44,7 +50,7 @@ format: .venv/installed-dev
 	@touch $@
 
 .venv/installed-dev: .venv/installed-core
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,peers,all]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,peers,all,docs]'
 	@touch $@
 
 clean:

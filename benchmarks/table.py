@@ -1,4 +1,4 @@
-"""Write the newest of ``benchmarks/results`` into the README: ``python -m benchmarks.table``."""
+"""Write the newest of ``benchmarks/results`` into docs/explanation/speed.md: ``python -m benchmarks.table``."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.timing import RESULTS
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "speed.md"
 PEERS = ("timm", "transformers", "torchvision", "vit-pytorch")
 PASSES = {"forward": "forward", "both": "forward and backward"}
 
@@ -53,13 +53,13 @@ def mixed_table() -> str:
     return "\n".join(lines)
 
 
-def write_readme(text: str) -> str:
-    """Return the README with the newest tables between its two markers."""
+def renew_page(text: str) -> str:
+    """Return the page with the newest tables between its two markers."""
     start, end = "<!-- results -->", "<!-- end of results -->"
     before, after = text.split(start)[0], text.split(end)[1]
     return f"{before}{start}\n{forward_table()}\n\n{mixed_table()}\n{end}{after}"
 
 
 if __name__ == "__main__":
-    README.write_text(write_readme(README.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(renew_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     print(forward_table(), mixed_table(), sep="\n\n")

@@ -34,7 +34,7 @@ What to try next (after `source .venv/bin/activate`):
   vitral train photos/                 train on them
   vitral train photos/ --minutes 10    train in the time that you have
   vitral models                        list the networks of the paper
-  docs/start.md                        read a slower introduction"""
+  docs/tutorials/first-model.md        read a slower introduction"""
     )
 
 

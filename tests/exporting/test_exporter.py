@@ -33,7 +33,7 @@ from vitral.weights.checkpoint import Checkpoint, LoadReport
 def build_models() -> dict[str, Network]:
     """Build one model of each kind; "large" stores its weights beside the file, as models above 2 GB do.
 
-    The plain network is vit-cifar10, which docs/export.md exports.
+    The plain network is vit-cifar10, which docs/how-to/export.md exports.
     """
     models: dict[str, Network] = dict(
         convolutions=small_model(

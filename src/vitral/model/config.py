@@ -1,7 +1,7 @@
 """ViTConfig: every architecture choice of the paper and its appendix, as one frozen, checked description.
 
 This module does not import torch, so names, costs and command lines resolve quickly. The text under a field is its
-documentation everywhere: in docs/config.md, in --help and in TOML comments.
+documentation everywhere: in docs/reference/network.md, in --help and in TOML comments.
 """
 
 from dataclasses import dataclass, fields

@@ -1,4 +1,7 @@
-"""Read a study: cells that differ in a few settings, each trained once per seed (docs/paper.md lists the keys)."""
+"""Read a study: cells that differ in a few settings, each trained once per seed.
+
+docs/reference/studies.md lists the keys.
+"""
 
 import json
 import tomllib

@@ -85,7 +85,8 @@ NO_VEHICLE = 1000.0
 
 def find_tasks(folder: Path) -> dict[str, tuple[Path, str | None]]:
     """Return the path and the stand-in of every task in the folder; raise DataError if there is none."""
-    hint = f"Name a folder or table per task: {', '.join(TASKS)}; or a stand-in: cifar100=NAME. See docs/vtab.md."
+    names = ", ".join(TASKS)
+    hint = f"Name a folder or table per task: {names}; or a stand-in: cifar100=NAME. See docs/how-to/vtab.md."
     if not folder.is_dir():
         raise DataError(f"The folder {folder} does not exist.", hint=hint)
     tasks = {name: task for name in TASKS if (task := find_task(name, folder)) is not None}
@@ -168,9 +169,10 @@ def class_of_label(label: str, task: Task) -> int:
             raise ValueError(label)
         index = task.bin(value)
     except (ValueError, OverflowError):
-        raise DataError(f"{task.name}: the label {label!r} is not a valid number.", hint="See docs/vtab.md.") from None
+        problem = f"{task.name}: the label {label!r} is not a valid number."
+        raise DataError(problem, hint="See docs/how-to/vtab.md.") from None
     if not 0 <= index < task.classes:
-        raise DataError(f"{task.name}: the label {label!r} is out of range.", hint="See docs/vtab.md.")
+        raise DataError(f"{task.name}: the label {label!r} is out of range.", hint="See docs/how-to/vtab.md.")
     return index
 
 

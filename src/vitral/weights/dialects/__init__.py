@@ -1,7 +1,8 @@
 """The dialects: how other libraries name their tensors, and constants of their code that a file does not state.
 
 Each dialect is a module with ``recognizes(file)`` and ``plan(file, overrides)``; one that vitral can write also has
-``write(content, path)``, which returns notes for the user. To add one, add a module and a line here (docs/weights.md).
+``write(content, path)``, which returns notes for the user. To add one, add a module and a line here
+(docs/reference/dialects.md).
 """
 
 import re
