@@ -112,10 +112,17 @@ def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vitral, "create", create_shallow)
 
 
+@pytest.fixture
+def short_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the plots of a report, which take half of the time of a short run; one page draws them."""
+    if "first-model" not in request.node.name:
+        monkeypatch.setattr("vitral.api.write_report", lambda folder: vitral.Run(folder).report.write_text("<html>"))
+
+
 # ---- blocks ----
 
 
-@pytest.mark.usefixtures("few_digits", "shallow", "hub")
+@pytest.mark.usefixtures("few_digits", "shallow", "short_report", "hub")
 @pytest.mark.filterwarnings("ignore:.*computes with:UserWarning")  # a dialect with other constants, as documented
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python", "sh")], ids=name)
 def test_blocks(page: Path, reader_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
