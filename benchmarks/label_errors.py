@@ -19,7 +19,7 @@ from benchmarks.timing import describe_machine, save
 from vitral.data.dataset import DatasetIndex, Item
 from vitral.data.sources import open_dataset
 from vitral.evaluation.label_errors import find_label_errors
-from vitral.evaluation.linear_probe import choose_folds, fit_probe
+from vitral.evaluation.linear_probe import choose_folds, cross_validate
 from vitral.evaluation.suspects import compute_features, load_for_features
 from vitral.inference.loaded_model import LoadedModel
 from vitral.inference.pipeline import ModelOutputs
@@ -44,7 +44,7 @@ def flip_labels(labels: Tensor, similar: Tensor | None, classes: int, seed: int)
 
 def most_similar_classes(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Return (K,): the class that takes most of the probability of each class."""
-    probe = fit_probe(features, labels, classes=classes, folds=choose_folds(labels))
+    probe = cross_validate(features, labels, classes=classes, folds=choose_folds(labels)).fit()
     table = torch.zeros(classes, classes).index_add_(0, labels, probe.out_of_fold.softmax(1))
     return table.fill_diagonal_(0).argmax(1)
 
@@ -68,7 +68,7 @@ def measure(features: Tensor, labels: Tensor, classes: int, kind: str) -> list[d
     results: dict[str, list[tuple[float, float, float]]] = {}
     for seed in SEEDS:
         given, flipped = flip_labels(labels, similar, classes, seed)
-        probe = fit_probe(features, given, classes=classes, folds=choose_folds(given, seed=seed))
+        probe = cross_validate(features, given, classes=classes, folds=choose_folds(given, seed=seed)).fit()
         for method, suspects in choose_suspects(probe.out_of_fold, given):
             hits, count = int((suspects & flipped).sum()), int(suspects.sum())
             results.setdefault(method, []).append((hits / max(1, count), hits / int(flipped.sum()), count))

@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.label_errors import load_features
 from benchmarks.timing import describe_machine, save
 from vitral.data.sources import open_dataset
-from vitral.evaluation.linear_probe import choose_folds, fit_probe
+from vitral.evaluation.linear_probe import choose_folds, cross_validate
 from vitral.inference.novelty import fit_novelty
 
 LEFT_OUT = ((0, 1, 2), (3, 5, 8), (7, 8, 9), (0, 4, 9), (1, 2, 6))
@@ -42,7 +42,7 @@ def fit_distances(features: Tensor, labels: Tensor) -> dict[str, Distance]:
     means = torch.stack([features[labels == label].mean(0) for label in range(classes)])
     within = squared_mahalanobis(features, means, labels)
     around = squared_mahalanobis(features, features.mean(0, keepdim=True), torch.zeros_like(labels))
-    probe = fit_probe(features, labels, classes=classes, folds=choose_folds(labels))
+    probe = cross_validate(features, labels, classes=classes, folds=choose_folds(labels)).fit()
     directions = F.normalize(features, dim=1)
     return {
         "1 - largest probability": lambda x: 1 - probe(x).softmax(1).amax(1),

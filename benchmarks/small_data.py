@@ -13,6 +13,7 @@ import argparse
 import itertools
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -197,6 +198,7 @@ def main() -> None:
     for seed, minutes, name, way in todo if not options.table else ():
         if sources[name] is None or (name, minutes, way, seed) in cells:
             continue
+        os.environ["VITRAL_CACHE"] = str(options.work / "cache" / f"{time.time_ns()}")  # no cell profits from another
         data = write_subset(sources[name], options.work / f"{name}-{seed}", DATASETS[name], seed)
         if way == "scikit-learn":
             result = run_scikit_learn(data, options.weights, cells[name, minutes, "vitral", seed]["size"])

@@ -7,7 +7,7 @@ from torch import Tensor
 from tests.evaluation.test_linear_probe import clusters
 from vitral.errors import ConfigError
 from vitral.evaluation.label_errors import find_label_errors
-from vitral.evaluation.linear_probe import choose_folds, fit_probe
+from vitral.evaluation.linear_probe import choose_folds, cross_validate
 
 
 def predict_flipped(images: int, classes: int, *, flipped: int, distance: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -15,7 +15,7 @@ def predict_flipped(images: int, classes: int, *, flipped: int, distance: float 
     features, truth = clusters(images, 30, classes, distance=distance)
     labels = truth.clone()
     labels[:flipped] = (labels[:flipped] + 1) % classes
-    probe = fit_probe(features, labels, classes=classes, folds=choose_folds(labels))
+    probe = cross_validate(features, labels, classes=classes, folds=choose_folds(labels)).fit()
     return probe.out_of_fold, labels, truth
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from vitral.evaluation.linear_probe import STRENGTHS, choose_folds, fit_probe
+from vitral.evaluation.linear_probe import STRENGTHS, choose_folds, cross_validate
 from vitral.evaluation.metrics import score
 
 
@@ -23,7 +23,7 @@ def clusters(images: int, width: int, classes: int, *, distance: float = 0.5, se
 @pytest.mark.parametrize(("images", "width"), [(300, 20), (40, 100)])  # through both decompositions
 def test_equal_to_scikit_learn(images: int, width: int) -> None:
     features, labels = clusters(images, width, 4)
-    probe = fit_probe(features, labels, classes=4, folds=choose_folds(labels))
+    probe = cross_validate(features, labels, classes=4, folds=choose_folds(labels)).fit()
     centered = features - features.mean(0)
     scaled = centered / centered.square().mean().sqrt()
     reference = LogisticRegression(C=1 / (probe.strength * images), max_iter=10_000, tol=1e-8)
@@ -35,7 +35,7 @@ def test_equal_to_scikit_learn(images: int, width: int) -> None:
 
 def test_out_of_fold_predictions_do_not_see_their_fold() -> None:
     features, labels = clusters(200, 30, 2, distance=0.0)  # nothing to learn
-    probe = fit_probe(features, labels, classes=2, folds=choose_folds(labels))
+    probe = cross_validate(features, labels, classes=2, folds=choose_folds(labels)).fit()
     assert 0.3 < score(probe.out_of_fold, labels).top1 < 0.7
     assert probe.strength >= STRENGTHS[4]  # strong, since everything else overfits
 
@@ -43,7 +43,7 @@ def test_out_of_fold_predictions_do_not_see_their_fold() -> None:
 def test_strength_is_a_minimum_of_the_cross_validated_loss() -> None:
     features, labels = clusters(150, 40, 3)
     folds = choose_folds(labels)
-    probe = fit_probe(features, labels, classes=3, folds=folds)
+    probe = cross_validate(features, labels, classes=3, folds=folds).fit()
     index = STRENGTHS.index(probe.strength)
     for other in (STRENGTHS[max(0, index - 1)], STRENGTHS[min(len(STRENGTHS) - 1, index + 1)]):
         logits = torch.zeros(len(labels), 3)
@@ -61,8 +61,8 @@ def test_strength_is_a_minimum_of_the_cross_validated_loss() -> None:
 def test_views_are_fitted_and_the_first_is_predicted() -> None:
     features, labels = clusters(60, 10, 3)
     folds = choose_folds(labels)
-    once = fit_probe(features, labels, classes=3, folds=folds)
-    twice = fit_probe(features, labels, classes=3, folds=folds, extra_views=[features.clone()])
+    once = cross_validate(features, labels, classes=3, folds=folds).fit()
+    twice = cross_validate(features, labels, classes=3, folds=folds, extra_views=[features.clone()]).fit()
     assert twice.out_of_fold.shape == once.out_of_fold.shape == (60, 3)
     torch.testing.assert_close(twice(features).softmax(1), once(features).softmax(1), rtol=0, atol=0.01)
 
@@ -70,7 +70,7 @@ def test_views_are_fitted_and_the_first_is_predicted() -> None:
 def test_multi_label_is_one_sigmoid_per_class() -> None:
     features, labels = clusters(120, 16, 2)
     both = torch.stack([labels, 1 - labels], dim=1)
-    probe = fit_probe(features, both, classes=2, folds=choose_folds(both))
+    probe = cross_validate(features, both, classes=2, folds=choose_folds(both)).fit()
     logits = probe(features)
     torch.testing.assert_close(logits[:, 0], -logits[:, 1], rtol=0, atol=0.05)  # the classes are complements
     assert score(probe.out_of_fold, both).top1 > 0.8
@@ -81,8 +81,8 @@ def test_class_weights_balance_rare_classes() -> None:
     kept = (labels == 0) | (torch.arange(400) < 40)
     features, labels = features[kept], labels[kept]
     folds, weights = choose_folds(labels), torch.tensor([0.5, 5.0])
-    plain = fit_probe(features, labels, classes=2, folds=folds)(features).argmax(1)
-    balanced = fit_probe(features, labels, classes=2, folds=folds, class_weights=weights)(features).argmax(1)
+    plain = cross_validate(features, labels, classes=2, folds=folds).fit()(features).argmax(1)
+    balanced = cross_validate(features, labels, classes=2, folds=folds, class_weights=weights).fit()(features).argmax(1)
     assert balanced.sum() > plain.sum()
 
 
@@ -90,14 +90,14 @@ def test_class_weights_balance_rare_classes() -> None:
 def test_two_images_per_class_and_classes_with_one(classes: int) -> None:
     features, labels = clusters(2 * classes, 12, classes, distance=3.0)
     features, labels = features[1:], labels[1:]  # class 0 has one image
-    probe = fit_probe(features, labels, classes=classes, folds=choose_folds(labels))
+    probe = cross_validate(features, labels, classes=classes, folds=choose_folds(labels)).fit()
     assert score(probe(features), labels).top1 == 1.0
     assert probe.out_of_fold.isfinite().all()
 
 
 def test_constant_features() -> None:
     labels = torch.arange(20) % 2
-    probe = fit_probe(torch.ones(20, 5), labels, classes=2, folds=choose_folds(labels))
+    probe = cross_validate(torch.ones(20, 5), labels, classes=2, folds=choose_folds(labels)).fit()
     assert probe.weight.isfinite().all()
     assert probe(torch.ones(1, 5)).softmax(1).tolist() == [[pytest.approx(0.5, abs=1e-3)] * 2]
 

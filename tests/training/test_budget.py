@@ -20,59 +20,68 @@ def seconds_of(*, side: int, test: int, extra_views: int, image: float, epochs: 
 @pytest.mark.parametrize("image", [0.002, 0.02, 0.1, 0.5])
 @pytest.mark.parametrize("may_skip", [False, True])
 def test_a_plan_fits(budget: float, image: float, may_skip: bool) -> None:
-    plan = fit_plan(WORKS, image_seconds=image, budget=budget, may_skip=may_skip)
+    plan = fit_plan(WORKS, image_seconds=image, budget=budget, classes=10, can_skip_training=may_skip)
     assert plan.side in WORKS
-    assert plan.test >= MIN_TEST_IMAGES
+    assert plan.test >= min(MIN_TEST_IMAGES, int(0.5 * PLANNED_SHARE * budget / (image * (plan.side / 224) ** 2)))
     epochs = TRAINED_EPOCHS if plan.is_trained else 0
     seconds = seconds_of(side=plan.side, test=plan.test, extra_views=plan.extra_views, image=image, epochs=epochs)
     if plan.train == WORK.train:
         assert seconds <= 1.001 * budget
     else:
-        assert (plan.side, plan.extra_views) == (MIN_SIDE, 0)
+        assert not plan.extra_views
+        assert plan.side == MIN_SIDE or plan.train >= 500  # enough for ten classes
     if plan.is_trained and not plan.extra_views:
         assert seconds_of(side=plan.side, test=plan.test, extra_views=1, image=image) > budget
 
 
 def test_the_largest_images_that_fit_are_chosen() -> None:
     whole = seconds_of(side=224, test=500, extra_views=1, image=0.1)
-    assert fit_plan(WORKS, image_seconds=0.1, budget=1.01 * whole).side == 224
-    assert fit_plan(WORKS, image_seconds=0.1, budget=0.99 * whole).extra_views == 0
+    assert fit_plan(WORKS, image_seconds=0.1, classes=10, budget=1.01 * whole).side == 224
+    assert fit_plan(WORKS, image_seconds=0.1, classes=10, budget=0.99 * whole).extra_views == 0
     single = seconds_of(side=224, test=500, extra_views=0, image=0.1)
-    assert fit_plan(WORKS, image_seconds=0.1, budget=0.99 * single).side == 210
+    assert fit_plan(WORKS, image_seconds=0.1, classes=10, budget=0.99 * single).side == 210
     smallest = seconds_of(side=112, test=500, extra_views=0, image=0.1)
-    plan = fit_plan(WORKS, image_seconds=0.1, budget=1.01 * smallest)
+    plan = fit_plan(WORKS, image_seconds=0.1, classes=10, budget=1.01 * smallest)
     assert (plan.side, plan.extra_views, plan.train, plan.is_trained) == (112, 0, 1000, True)
 
 
 def test_a_probe_of_larger_images_replaces_training_on_small_ones() -> None:
     budget = 1.01 * seconds_of(side=112, test=500, extra_views=0, image=0.1)
-    plan = fit_plan(WORKS, image_seconds=0.1, budget=budget, may_skip=True)
+    plan = fit_plan(WORKS, image_seconds=0.1, classes=10, budget=budget, can_skip_training=True)
     assert not plan.is_trained
     assert (plan.train, plan.extra_views) == (1000, 0)
     assert plan.side > 1.4 * 112
     plenty = seconds_of(side=168, test=500, extra_views=0, image=0.1)
-    assert fit_plan(WORKS, image_seconds=0.1, budget=1.01 * plenty, may_skip=True).is_trained
+    assert fit_plan(WORKS, image_seconds=0.1, classes=10, budget=1.01 * plenty, can_skip_training=True).is_trained
 
 
 def test_too_little_time_for_training_still_fits_a_probe_to_all_images() -> None:
     budget = 0.8 * seconds_of(side=112, test=500, extra_views=0, image=0.1)
-    assert fit_plan(WORKS, image_seconds=0.1, budget=budget).train < 1000
-    plan = fit_plan(WORKS, image_seconds=0.1, budget=budget, may_skip=True)
+    assert fit_plan(WORKS, image_seconds=0.1, classes=10, budget=budget).train < 1000
+    plan = fit_plan(WORKS, image_seconds=0.1, classes=10, budget=budget, can_skip_training=True)
     assert (plan.train, plan.is_trained) == (1000, False)
 
 
 def test_enough_images_at_a_larger_side_are_preferred_to_more() -> None:
     budget = 0.2 * seconds_of(side=112, test=500, extra_views=0, image=0.1)
-    few, many = (fit_plan(WORKS, image_seconds=0.1, budget=budget, may_skip=True, enough=n) for n in (50, 200))
+    few, many = (
+        fit_plan(WORKS, image_seconds=0.1, budget=budget, classes=classes, can_skip_training=True) for classes in (1, 4)
+    )
     assert few.side > many.side
     assert 50 <= few.train < many.train
     assert not few.is_trained
-    most = fit_plan(WORKS, image_seconds=0.1, budget=budget, may_skip=True)
+    most = fit_plan(WORKS, image_seconds=0.1, budget=budget, classes=100, can_skip_training=True)
     assert most.side == MIN_SIDE
     assert most.train >= many.train
 
 
+def test_a_budget_that_is_far_too_short_still_has_images_of_every_class() -> None:
+    plan = fit_plan(WORKS, image_seconds=5.0, budget=20, classes=10, can_skip_training=True)
+    assert (plan.side, plan.train) == (MIN_SIDE, 20)
+    assert plan.test < MIN_TEST_IMAGES
+
+
 def test_a_size_that_was_asked_for_is_kept() -> None:
-    plan = fit_plan({518: replace(WORK, validation=0)}, image_seconds=1.0, budget=240)
+    plan = fit_plan({518: replace(WORK, validation=0)}, image_seconds=1.0, budget=240, classes=10)
     assert plan.side == 518
     assert plan.train < WORK.train

@@ -15,7 +15,7 @@ from tests.data.images import class_folders
 from tests.training.short_runs import TINY, assert_same_run, interrupt_at, last
 from vitral.data.sources import open_dataset
 from vitral.data.splits import choose_splits
-from vitral.errors import ConfigError
+from vitral.errors import ConfigError, DataError
 from vitral.inference.loaded_model import load_model
 from vitral.inference.novelty import Novelty
 from vitral.inference.pipeline import make_loader, run_model
@@ -24,7 +24,6 @@ from vitral.model.vit import ViT
 from vitral.training.entry import train_events
 from vitral.training.events import Candidate, EpochEnded, Event, Finished, Measuring, Started, Stepped
 from vitral.training.probe import measuring, with_pool
-from vitral.training.settings import read_toml
 
 SETTINGS: dict[str, Any] = {name: TINY[name] for name in ("batch_size", "workers", "device")}
 
@@ -165,7 +164,39 @@ def test_a_short_time_budget_leaves_a_probe(colors: Path, checkpoint: Path, tmp_
     assert last(events, Started).steps == 0
     assert not [event for event in events if isinstance(event, Measuring) and event.what == "novelty"]
     assert vitral.Run(tmp_path / "run").novelty.is_file()
-    assert "probe" in read_toml(tmp_path / "run" / "config.toml")["tune.what"]
+
+
+@pytest.mark.parametrize("what", ["head", "last-blocks", "lora", "all"])
+def test_a_run_without_time_for_training_resumes(colors: Path, checkpoint: Path, tmp_path: Path, what: str) -> None:
+    """Killed while it measures the test split."""
+    settings = {"from": str(checkpoint), **SETTINGS, "minutes": 0.01, "tune": {"what": what}}
+    events = train_events(colors, out=tmp_path / "run", **settings)
+    assert any(isinstance(event, Measuring) and event.what == "test" for event in events)
+    events.close()  # pyright: ignore[reportAttributeAccessIssue]  # as a kill, nothing is written any more
+    assert not (tmp_path / "run" / "report.json").is_file()
+    resumed = list(train_events(resume=tmp_path / "run"))
+    assert isinstance(resumed[-1], Finished)
+    assert last(resumed, Started).steps == 0
+
+
+def test_unreadable_training_images_are_counted(checkpoint: Path, tmp_path: Path) -> None:
+    data = class_folders(tmp_path / "data", {"red": 30, "green": 30}, size=(16, 16))
+    broken = [data / "red" / f"{index:03d}.png" for index in range(0, 30, 2)]
+    for path in broken:
+        path.write_bytes(b"no image")
+    with pytest.raises(DataError, match="training images cannot be read"):
+        train(data, checkpoint, tmp_path / "run", epochs=1)
+    train(data, checkpoint, tmp_path / "run", epochs=1, max_bad_fraction=0.5)
+    skipped = (tmp_path / "run" / "skipped.txt").read_text()
+    assert all(path.name in skipped for path in broken)
+
+
+def test_a_refit_needs_validation_images_of_its_own(colors: Path, checkpoint: Path, tmp_path: Path) -> None:
+    data = class_folders(tmp_path / "data", {"red": 8, "green": 8}, size=(16, 16), split="train")
+    for split in ("val", "test"):
+        class_folders(data, {"red": 4, "green": 4}, size=(16, 16), split=split)
+    with pytest.raises(ConfigError, match="refit"):
+        train(data, checkpoint, tmp_path / "run", tune="last-blocks", epochs=1, refit=True)
 
 
 def test_many_images_and_classes_are_searched_with_a_sample(

@@ -21,7 +21,7 @@ FIRST_STRENGTH, STRIDES = 8, (4, 2, 1)
 """The search starts at this index and walks downhill, first in large strides."""
 FOLDS = 5
 MAX_SEARCHED = 5_000_000
-"""Largest number of images times classes to search with; a sample of the images stands for more."""
+"""If images times classes exceed this, strengths are searched on a random sample of the images."""
 SEARCH_ITERATIONS, SEARCH_TOLERANCE = 20, 1e-4
 FINAL_ITERATIONS, FINAL_TOLERANCE = 100, 1e-5
 HISTORY = 20
@@ -101,13 +101,15 @@ def cross_validate(
     """
     problem = _Problem(features, labels, classes, extra_views, class_weights)
     tried: dict[int, Tensor] = {}
+    losses: dict[int, float] = {}
 
     def loss_at(index: int) -> float:
         if not 0 <= index < len(STRENGTHS):
             return float("inf")
         if index not in tried:
             tried[index] = problem.cross_validate(STRENGTHS[index], folds)
-        return score(tried[index], labels).loss
+            losses[index] = score(tried[index], labels).loss
+        return losses[index]
 
     best = STRENGTHS.index(start)
     loss_at(best)
@@ -115,21 +117,6 @@ def cross_validate(
         while (lower := min((best, best - stride, best + stride), key=loss_at)) != best:
             best = lower
     return CrossValidation(strength=STRENGTHS[best], out_of_fold=tried[best], problem=problem)
-
-
-def fit_probe(
-    features: Tensor,
-    labels: Tensor,
-    *,
-    classes: int,
-    folds: Tensor,
-    extra_views: Sequence[Tensor] = (),
-    class_weights: Tensor | None = None,
-) -> LinearProbe:
-    """Return the probe of `cross_validate`, fitted to all images."""
-    return cross_validate(
-        features, labels, classes=classes, folds=folds, extra_views=extra_views, class_weights=class_weights
-    ).fit()
 
 
 def refit_probe(

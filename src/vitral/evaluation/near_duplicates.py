@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitral.evaluation.linear_probe import choose_folds, fit_probe
+from vitral.evaluation.linear_probe import choose_folds, cross_validate
 from vitral.inference.novelty import fit_whitening
 
 MIN_THRESHOLD, MAX_THRESHOLD = 0.6, 0.8
@@ -125,7 +125,7 @@ def compare_splits(
     correct: list[Tensor] = []
     for kept in (None, groups):
         folds = choose_folds(labels, seed=seed, groups=kept)
-        predicted = fit_probe(features, labels, classes=classes, folds=folds).out_of_fold.argmax(1)
+        predicted = cross_validate(features, labels, classes=classes, folds=folds).out_of_fold.argmax(1)
         correct.append(predicted == labels if labels.ndim == 1 else labels.gather(1, predicted[:, None])[:, 0] > 0)
     (random, random_in_groups), (grouped, grouped_in_groups) = (
         (hits.double().mean().item(), hits[shared].double().mean().item()) for hits in correct

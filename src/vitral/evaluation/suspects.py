@@ -13,7 +13,7 @@ from vitral.data.scan import Progress
 from vitral.errors import ConfigError
 from vitral.evaluation.feature_cache import cached_features
 from vitral.evaluation.label_errors import LabelErrorRow, find_label_errors
-from vitral.evaluation.linear_probe import choose_folds, fit_probe
+from vitral.evaluation.linear_probe import choose_folds, cross_validate
 from vitral.evaluation.near_duplicates import find_near_duplicates, group_pairs
 from vitral.files import as_text, atomic_path
 from vitral.inference.loaded_model import LoadedModel, load_model
@@ -93,7 +93,7 @@ def _label_errors(
 ) -> Iterator[LabelErrorRow]:
     labels = torch.tensor([item.label for item in items])
     folds = choose_folds(labels, groups=groups)  # a near-duplicate with the same wrong label must not vouch for it
-    probe = fit_probe(features.outputs, labels, classes=len(classes), folds=folds)
+    probe = cross_validate(features.outputs, labels, classes=len(classes), folds=folds)
     for error in find_label_errors(probe.out_of_fold, labels, folds=folds):
         yield LabelErrorRow(
             file=items[error.index].key,

@@ -85,6 +85,8 @@ def resolve(config: TrainConfig, facts: Facts) -> tuple[ResolvedConfig, tuple[Ch
             "a validation split, one image size and no mixing.",
             hint="Drop --tune.views.",
         )
+    if config.refit and config.starts_with_probe and not facts.is_validation_carved:
+        raise ConfigError("refit needs validation images taken from the training images.", hint="Drop --refit.")
     if config.tune.dropped != Tune().dropped and not config.tune.views:
         raise ConfigError(
             f"tune.dropped={config.tune.dropped:g} leaves patches out of cached tokens, but this run caches none.",

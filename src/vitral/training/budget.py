@@ -1,7 +1,7 @@
 """Keep the promise of a time budget: what fits into it before a run starts, and how far it is while it runs."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 REPORT_SECONDS = 5.0
@@ -13,13 +13,14 @@ PLANNED_SHARE = 0.9
 """Fraction of a budget to plan with; fitting probes and comparing models take the rest."""
 TEST_FRACTION = 0.25
 """Largest fraction of a budget for the test split; a larger split is sampled."""
-MIN_TEST_IMAGES = 200
-MIN_SIDE = 112
-"""Images are not made smaller than this side in pixels to fit a time budget."""
+MIN_TEST_IMAGES, MAX_TEST_FRACTION = 200, 0.5
+"""A sample has at least so many test images, unless they would take more than this fraction of a budget."""
+MIN_SIDE, MIN_SIDE_STEP = 112, 12
+"""Images are not made smaller than this side in pixels to fit a time budget, and in steps of at least so many."""
 SMALL_SIDE, PROBE_GAIN = 140, 1.4
-"""Below this side in pixels, the probe of images that are larger by this factor is worth more than training."""
-ENOUGH_PER_CLASS = 50
-"""Training images per class beyond which larger images are worth more than more images."""
+"""Skip training if it only fits below this side in pixels and a probe fits at this many times the side."""
+MIN_PER_CLASS, ENOUGH_PER_CLASS = 2, 50
+"""Fewest training images per class, and the number beyond which larger images are worth more than more images."""
 MIN_STEPS = 20
 """Fewer steps than this after a linear probe are not worth starting."""
 
@@ -53,7 +54,7 @@ class Workload:
     step_cost: float
     """Cost of an image in a training step."""
     refit: bool
-    """Whether the model learns the validation images, and as many training images, in the end."""
+    """Whether the winner is also trained on the validation images, and on as many training images."""
 
     @property
     def feature_passes(self) -> float:
@@ -86,55 +87,47 @@ class Plan:
 
 
 def fit_plan(
-    works: Mapping[int, Workload], *, image_seconds: float, budget: float, may_skip: bool = False, enough: int = 2**31
+    workloads: Mapping[int, Workload],
+    *,
+    image_seconds: float,
+    budget: float,
+    classes: int,
+    can_skip_training: bool = False,
 ) -> Plan:
     """Return what fits: all test images or a sample, then the largest images, then fewer views, then fewer images.
 
-    `works` has the workload of each side that images may have, largest first. `image_seconds` is the time of a forward
-    pass at the largest. It falls with the square of the side. With `may_skip` the linear probe of larger images may
-    replace training on small ones. If not all training images fit, `enough` of them at a larger side are preferred to
-    more at a smaller one.
+    `workloads` has the workload of each side that images may have, largest first. `image_seconds` is the time of a
+    forward pass at the largest. It falls with the square of the side. With `can_skip_training` the linear probe of
+    larger images may replace training on small ones.
     """
     budget = max(PLANNED_SHARE * budget, 1.0)
-    largest = next(iter(works))
+    largest = next(iter(workloads))
 
     def with_sample(side: int, extra_views: int) -> tuple[Workload, float]:
         image = image_seconds * (side / largest) ** 2
-        test = min(works[side].test, max(MIN_TEST_IMAGES, int(TEST_FRACTION * budget / image)))
-        return replace(works[side], test=test, extra_views=extra_views), image
+        least = min(MIN_TEST_IMAGES, max(1, int(MAX_TEST_FRACTION * budget / image)))
+        test = min(workloads[side].test, max(least, int(TEST_FRACTION * budget / image)))
+        return replace(workloads[side], test=test, extra_views=extra_views), image
 
     def first_fitting(epochs: float) -> Plan | None:
-        for side, whole in works.items():
-            for extra_views in dict.fromkeys((whole.extra_views if epochs else 0, 0)):
+        for side, workload in workloads.items():
+            for extra_views in dict.fromkeys((workload.extra_views if epochs else 0, 0)):
                 work, image = with_sample(side, extra_views)
                 if work.seconds(image, epochs=epochs) <= budget:
-                    is_trained = bool(epochs)
-                    return Plan(
-                        side=side, train=work.train, test=work.test, extra_views=extra_views, is_trained=is_trained
-                    )
+                    is_trained, test = bool(epochs), work.test
+                    return Plan(side=side, train=work.train, test=test, extra_views=extra_views, is_trained=is_trained)
         return None
 
-    trained, probe = first_fitting(TRAINED_EPOCHS), first_fitting(0) if may_skip else None
+    trained, probe = first_fitting(TRAINED_EPOCHS), first_fitting(0) if can_skip_training else None
     if probe is not None and (trained is None or trained.side < min(SMALL_SIDE, probe.side / PROBE_GAIN)):
         return probe
     if trained is not None:
         return trained
-    return _sample_images(works, with_sample, epochs=0 if may_skip else TRAINED_EPOCHS, budget=budget, enough=enough)
-
-
-def _sample_images(
-    works: Mapping[int, Workload],
-    with_sample: Callable[[int, int], tuple[Workload, float]],
-    *,
-    epochs: float,
-    budget: float,
-    enough: int,
-) -> Plan:
-    """Return the plan for as many training images as fit at the largest side where that is enough."""
-    plans: list[Plan] = []
-    for side in works:
+    sampled: list[Plan] = []
+    epochs = 0 if can_skip_training else TRAINED_EPOCHS
+    for side in workloads:
         work, image = with_sample(side, 0)
         per_image = replace(work, test=0).seconds(image, epochs=epochs) / work.train  # with its share of the validation
-        train = min(work.train, max(1, int((budget - work.test * image) / per_image)))
-        plans.append(Plan(side=side, train=train, test=work.test, extra_views=0, is_trained=bool(epochs)))
-    return next((plan for plan in plans if plan.train >= enough), plans[-1])
+        train = min(work.train, max(MIN_PER_CLASS * classes, int((budget - work.test * image) / per_image)))
+        sampled.append(Plan(side=side, train=train, test=work.test, extra_views=0, is_trained=bool(epochs)))
+    return next((plan for plan in sampled if plan.train >= ENOUGH_PER_CLASS * classes), sampled[-1])

@@ -214,7 +214,7 @@ class TrainConfig:
         _check_texts(self)
         _check_network(self.network)
         _check_numbers(self)
-        if self.epochs == 0 and self.tune.what != "probe":
+        if self.epochs == 0 and self.tune.what != "probe" and self.minutes is None:
             raise ConfigError("epochs must be above 0 (got 0).", hint="Use --tune probe to train no further.")
         if isinstance(self.batch_size, int) and self.batch_size % self.accumulate:
             raise ConfigError(f"batch_size={self.batch_size} is not a multiple of accumulate={self.accumulate}.")

@@ -71,7 +71,8 @@ def start_state(job: Job) -> TrainState:
         state.best.update(job.probe.scores, step=0, epoch=-1)
         job.run.state.mkdir(exist_ok=True)
         job.probe.save(job.run.probe)
-        if job.config.tune.what == "probe" and len(job.probe.features) > 1:  # its features do not change any more
+        state.unreadable.add(job.probe.unreadable, job.run)
+        if not job.steps and len(job.probe.features) > 1:  # the features do not change any more
             fit_novelty(job.probe.features, job.probe.labels).save(job.run.novelty)
         save_state(job.run.state, state, job.learner.tensors())
         job.save_model()

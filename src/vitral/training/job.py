@@ -37,7 +37,7 @@ MAX_TUNED_EPOCHS = 40
 MAX_PLAIN_IMAGES = 300
 REFIT_LR = 0.5
 """Peak learning rate of the refit, as a fraction of that of the training before it."""
-COMPARED_MODELS = 3
+COMPARED_MODELS = 4
 """Models that are measured on the validation images before one is chosen."""
 
 
@@ -96,7 +96,7 @@ class Job:
 
     def is_scored(self, epoch: int, step: int, end: int) -> bool:
         """Return whether the model is measured after this epoch of the stage that ends at `end`."""
-        limit = MAX_SCORED_EPOCHS if self.budget is None else MAX_SCORED_IN_BUDGET
+        limit = MAX_SCORED_EPOCHS if self.config.minutes is None else MAX_SCORED_IN_BUDGET
         every = max(1, self.steps // self.train.batches_per_epoch // limit)
         return (epoch + 1) % every == 0 or step >= end
 
@@ -127,12 +127,28 @@ class Job:
         """Return the test split, or a sample of it if too little is left of the time budget."""
         if self.budget is None or not self.budget.test_image:
             return self.test
-        count = max(MIN_TEST_IMAGES, int(self.budget.left / self.budget.test_image))
+        left = self.budget.left - self.novelty_seconds
+        count = max(min(MIN_TEST_IMAGES, len(self.test.images)), int(left / self.budget.test_image))
         if count >= len(self.test.images):
             return self.test
         images = self.test.images
         items = sample_items(images.items, count)
         return replace(self.test, images=ImageDataset(items, images.preprocess, patch=images.patch))
+
+    @property
+    def novelty_seconds(self) -> float:
+        """Return the estimated time to measure how unusual images look, which a probe does not need."""
+        if self.budget is None or not self.steps:
+            return 0.0
+        images = min(MAX_PLAIN_IMAGES, len(self.splits.train)) + len(self.splits.validation)
+        return images * self.budget.validation_image
+
+    @property
+    def seconds_after_steps(self) -> float:
+        """Return the estimated time of everything after the last step: a validation pass, novelty and the test."""
+        assert self.budget is not None
+        validation = len(self.splits.validation) * self.budget.validation_image
+        return validation + self.novelty_seconds + len(self.test.images) * self.budget.test_image
 
     def with_choice(self, choice: Chosen) -> "Job":
         return replace(self, choices=(*self.choices, choice))
@@ -150,10 +166,9 @@ class Job:
         if isinstance(self.validation, TokenLoader):
             images = len(self.validation.rows)
         epoch = self.train.batches_per_epoch
-        left = self.budget.left - len(self.test.images) * self.budget.test_image
-        sampled = min(MAX_PLAIN_IMAGES, len(self.splits.train))
-        plain = images + (sampled if self.refit is None else 2 * sampled)  # for the novelty of images
-        left -= (comparisons * images + plain) * self.budget.validation_image
+        left = self.budget.left - self.seconds_after_steps
+        left -= comparisons * images * self.budget.validation_image
+        left -= 0.0 if self.refit is None else self.novelty_seconds  # it is also measured before the refit
         scored = images * self.budget.validation_image / max(epoch, self.steps / MAX_SCORED_IN_BUDGET)
         refit = 0.0 if self.refit is None else self.refit.batches_per_epoch / epoch
         return int((left - refit * step * step_seconds) / (step_seconds * (1 + refit) + scored))

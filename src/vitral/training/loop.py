@@ -18,7 +18,7 @@ from vitral.data.batches import Batch
 from vitral.evaluation.metrics import Scores
 from vitral.model.network import Network
 from vitral.runs import quote
-from vitral.training.comparison import adopt_model, candidate_models, compare_models, save_calibrated
+from vitral.training.comparison import PROBE, adopt_model, candidate_models, compare_models, save_calibrated
 from vitral.training.events import (
     EpochEnded,
     Event,
@@ -35,7 +35,7 @@ from vitral.training.records import list_candidates, write_report
 from vitral.training.schedule import Pace
 from vitral.training.selection import BestEpoch
 from vitral.training.state import TrainState, save_state
-from vitral.training.step import TrainingError
+from vitral.training.step import TrainingError, swapped_weights
 from vitral.training.tasks.classification import Classification
 
 if TYPE_CHECKING:
@@ -277,9 +277,10 @@ def _select(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event
     if winner is None:
         yield _save(job, state)
         return
+    if winner != PROBE and job.refit is not None:  # which trains on the images that calibrate novelty
+        with swapped_weights(job.learner.model, models[winner]):
+            yield from _fit_novelty(job, job.learner.model)
     steps = adopt_model(job, state, winner, models[winner])
-    if steps:  # the refit trains on the images that calibrate it
-        yield from _fit_novelty(job, job.learner.model)
     state.stage = "refit" if steps else "done"
     state.pace = Pace.start(state.step, steps)
     yield _save(job, state)
@@ -287,7 +288,7 @@ def _select(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event
 
 def _fit_novelty(job: "Job", model: Network) -> Iterator[Event]:
     """Write how unusual images look to a classifier. A probe's features are known from the start."""
-    is_known = job.config.tune.what == "probe" and job.run.novelty.is_file()
+    is_known = not job.steps and job.run.novelty.is_file()
     if isinstance(job.learner.task, Classification) and not job.is_custom and not is_known:
         yield from job.learner.task.fit_novelty(model, job.run, *job.plain_samples())
 

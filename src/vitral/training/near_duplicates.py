@@ -109,6 +109,6 @@ def load_small(source: str, device: str) -> LoadedModel:
     model = load_model(source, device=device, verify=True)
     step = model.model.config.step_hw
     size = tuple(max(1, SIDE // side) * side for side in step)
-    if model.model.config.image_hw <= size:
+    if all(side <= limit for side, limit in zip(model.model.config.image_hw, size, strict=True)):
         return model
     return load_model(source, device=device, image_size=(size[0], size[1]), verify=False)

@@ -49,8 +49,7 @@ class Planner:
         if state.stage == "train":
             return state.step + self.job.affordable_steps(step_seconds, step=done)
         assert self.job.budget is not None
-        left = self.job.budget.left - len(self.job.test.images) * self.job.budget.test_image
-        return state.step + int(left / step_seconds)
+        return state.step + int((self.job.budget.left - self.job.seconds_after_steps) / step_seconds)
 
     def _limit(self, state: TrainState) -> int:
         """Return the largest end that makes sense: that of the plan, if the run has a probe to fall back on."""

@@ -35,7 +35,7 @@ from vitral.training.step import Learner, initial_loss_scale
 from vitral.training.tasks.classification import Classification
 from vitral.training.tasks.masked_patches import MaskedPatchPrediction
 from vitral.training.tokens import Loader, TokenLoader, TokenSet, count_patches
-from vitral.training.warm_start import WarmStart, as_probe, begin, count_work, limit_splits, resume
+from vitral.training.warm_start import WarmStart, count_work, limit_splits, restore_warm_start, start_from_checkpoint
 from vitral.weights.checkpoint import default_preprocess
 from vitral.weights.dialects.plan import ModelSpec
 from vitral.weights.load import peek, verify_checksum
@@ -70,22 +70,22 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     yield from made
     config, resolved = resolve_request(request, dataset, splits)
     yield from resolved
-    splits = limit_splits(splits, config)
     if advice := advise_checkpoint(config, is_resumed=is_resumed):
         yield advice
     if config.starts_with_probe and isinstance(run, Run) and is_resumed:
-        warm = yield from resume(config, dataset, splits, run)
+        warm = yield from restore_warm_start(config, dataset, splits, run)
     elif config.starts_with_probe:
-        warm = yield from begin(request.config, config, dataset, splits, budget)
+        warm = yield from start_from_checkpoint(request.config, config, dataset, splits, budget)
     else:
         network, preprocess, changes = build_model(config, len(dataset.classes), request.network)
         if not is_resumed:
             yield from (Warned(message=f"{config.from_weights}: {change}") for change in changes)
-        warm = WarmStart(config=config, splits=splits, network=network, preprocess=preprocess)
+        warm = WarmStart(config=config, splits=limit_splits(splits, config), network=network, preprocess=preprocess)
     job = make_job(request, warm, dataset, val, run, choices=(*request.choices, *made, *resolved, *warm.choices))
+    if budget is not None:
+        job = attach_budget(job, budget, warm.image_seconds)
     if job.config.epochs == "auto":
-        assert budget is not None
-        job, planned = plan_epochs(job, budget, warm.image_seconds)
+        job, planned = plan_epochs(job)
         yield planned
     job = replace(job, groups=duplicates.groups, findings=list_findings(warm, duplicates))
     if 0 < job.steps <= job.warmup_steps:
@@ -271,25 +271,31 @@ def token_loaders(
     )
 
 
-def plan_epochs(job: Job, budget: Budget, image_seconds: float) -> tuple[Job, Chosen]:
+def attach_budget(job: Job, budget: Budget, image_seconds: float) -> Job:
+    """Return the job with its time budget and the speed of this machine; 0 seconds: nothing was computed yet."""
+    if not image_seconds:
+        step = job.learner.time_step(job.train, initial_loss_scale(job.config))
+        image_seconds = step / 3 / job.train.batch_size
+    share = job.config.tune.blocks / len(job.learner.model.blocks) if job.tokens is not None else 1.0
+    return replace(job, budget=replace(budget, test_image=image_seconds, validation_image=share * image_seconds))
+
+
+def plan_epochs(job: Job) -> tuple[Job, Chosen]:
     """Choose how many epochs fit into what is left of the time budget.
 
     The first steps show the real speed, and the loop then corrects the number. After a linear probe, training is
     skipped if it would be too short.
     """
+    assert job.budget is not None
     config, train = job.config, job.train
-    if not image_seconds:  # nothing was computed yet
-        image_seconds = job.learner.time_step(train, initial_loss_scale(config)) / 3 / train.batch_size
     step_cost = max(0.1, count_work(job.learner.model, config, job.splits).step_cost)
-    step_seconds = train.batch_size * image_seconds * step_cost
-    share = config.tune.blocks / len(job.learner.model.blocks) if job.tokens is not None else 1.0
-    budget = replace(budget, test_image=image_seconds, validation_image=share * image_seconds)
-    job = replace(job, budget=budget)
+    step_seconds = train.batch_size * job.budget.test_image * step_cost
     steps = job.affordable_steps(step_seconds, step=0)
     if job.heads is not None and steps < MIN_STEPS:
         reason = f"no time is left for {MIN_STEPS} steps after the linear probe"
         choice = Chosen(name="epochs", value=0, reason=reason)
-        return replace(job, config=as_probe(config)).with_choice(choice), choice
+        optim = replace(config.optim, warmup_steps=0)
+        return replace(job, config=replace(config, optim=optim, epochs=0)).with_choice(choice), choice
     steps = max(1, min(steps, job.max_steps))
     epochs, optim = steps / train.batches_per_epoch, config.optim
     if optim.warmup_steps == "auto":

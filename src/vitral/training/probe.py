@@ -62,6 +62,8 @@ class Probe:
     features: Tensor
     """(N, D) of the training and validation images, as the head receives them."""
     labels: Tensor
+    unreadable: tuple[tuple[str, str], ...] = ()
+    """Names of the images that cannot be read, each with the reason."""
     label_errors: tuple[LabelErrorRow, ...] = ()
     """Training and validation images whose label is probably wrong."""
 
@@ -94,6 +96,7 @@ class ProbeFeatures:
     seconds: float
     passes: float
     """Number of forward passes that took these seconds."""
+    unreadable: tuple[tuple[str, str], ...] = ()
 
 
 def fit_probes(
@@ -141,6 +144,7 @@ def fit_probes(
         candidates=tuple(candidates),
         features=torch.cat([features.train[0], *features.validation[:1]])[:, columns],
         labels=torch.cat([labels, features.validation_labels]),
+        unreadable=features.unreadable,
         label_errors=_label_errors(features, torch.cat([probe.out_of_fold, held_out]), folds, names),
     )
 
@@ -272,7 +276,7 @@ def compute_features(
     total, done = sum(len(items) for items, _ in passes), 0
     computed: list[ModelOutputs] = []
     for items, is_mirrored in passes:
-        progress = _features_of(model, items, mirrored=is_mirrored)
+        progress = cached_features(model, items, mirrored=is_mirrored, multi_label=model.multi_label)
         computed.append((yield from measuring(progress, "features", before=done, total=total)))
         done += len(items)
     views, held_out = computed[: len(flips)], computed[len(flips) :]
@@ -283,15 +287,9 @@ def compute_features(
         validation_labels=held_out[0].labels if held_out else views[0].labels[:0],
         items=[part.items[int(index)] for part in (views[0], *held_out[:1]) for index in part.indices],
         seconds=time.perf_counter() - start,
-        passes=total,
+        passes=sum(len(part.items) - part.cached for part in computed),
+        unreadable=tuple(dict.fromkeys(bad for part in computed for bad in part.unreadable)),
     )
-
-
-def _features_of(
-    model: "LoadedModel", items: Sequence[Item], *, mirrored: bool
-) -> Generator[Progress, None, ModelOutputs]:
-    """Return the features of some images, from the cache if they are there."""
-    return (yield from cached_features(model, items, mirrored=mirrored, multi_label=model.multi_label))
 
 
 def measuring(

@@ -61,11 +61,7 @@ class UnreadableImages:
         self.training += len(self.reasons) - before
         if not len(batch.items) or self.training > max_fraction * max(len(items), 100):
             index, reason = batch.bad[0] if batch.bad else (0, "")
-            raise DataError(
-                f"{self.training} of {len(items)} training images cannot be read, such as {items[index].key} "
-                f"({reason}); at most {max_fraction:.0%} may be unreadable.",
-                hint="Run `vitral data` to list them, or raise --max-bad-fraction.",
-            )
+            raise _too_many_unreadable(self.training, len(items), items[index].key, reason, max_fraction)
 
     def report_new(self, run: "Run") -> str | None:
         """Return a sentence about the images added since the last call, or None."""
@@ -75,6 +71,20 @@ class UnreadableImages:
             return None
         (key, reason), more = new[0], f" (and {len(new) - 1} more)" if len(new) > 1 else ""
         return f"Skipped an unreadable image: {key}: {reason}{more}. {run.skipped} lists all."
+
+
+def check_unreadable(images: Sequence[tuple[str, str]], total: int, max_fraction: float) -> None:
+    """Raise DataError if more of the training images cannot be read than the settings allow."""
+    if len(images) > max_fraction * max(total, 100):
+        raise _too_many_unreadable(len(images), total, *images[0], max_fraction)
+
+
+def _too_many_unreadable(count: int, total: int, key: str, reason: str, max_fraction: float) -> DataError:
+    return DataError(
+        f"{count} of {total} training images cannot be read, such as {key} ({reason}); "
+        f"at most {max_fraction:.0%} may be unreadable.",
+        hint="Run `vitral data` to list them, or raise --max-bad-fraction.",
+    )
 
 
 @dataclass(kw_only=True, slots=True)

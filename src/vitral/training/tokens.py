@@ -11,7 +11,7 @@ import json
 import shutil
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil, prod
 from pathlib import Path
@@ -40,6 +40,8 @@ MAX_DISK_FRACTION = 0.5
 """Largest fraction of the free disk space that the tokens of a run may take."""
 MIN_PATCHES = 48
 """A training step uses at least this many patches of an image."""
+UPPER_FIELDS = ("pool", "class_token", "norm_after_pool", "representation", "num_classes", "head_bias", "drop_path")
+"""Fields of a network that the tokens of its lower blocks do not depend on."""
 VIEW_PATCHES = 1.5
 """Other views than the plain one keep this many times the patches of a step, so that steps still draw among them."""
 
@@ -74,7 +76,6 @@ class TokenSet:
     indices: Tensor
     """(images,): the index in ``items`` of each row."""
     unreadable: tuple[tuple[str, str], ...]
-    grid: tuple[int, int]
     path: Path
 
     def __len__(self) -> int:
@@ -131,7 +132,7 @@ def compute_tokens(
 
     An image that cannot be read is left out of all views.
     """
-    path = _tokens_folder() / f"{_key(model, items, plan)}"
+    path = _tokens_folder() / _key(model, items, plan)
     assert isinstance(model.model, ViT)
     plain, views = _create(path, _shapes(model.model, plan, len(items)))
     total, done = len(items) + (plan.views - 1) * plan.viewed, 0
@@ -155,12 +156,14 @@ def compute_tokens(
     row_of = {int(index): row for row, index in enumerate(torch.cat(indices))}
     for view in range(1, plan.views):
         for batch in _view_loader(model, items[: plan.viewed], plan, view).epoch(view):
+            if changed := [(items[index].key, reason) for index, reason in batch.bad if index in row_of]:
+                raise DataError(f"{changed[0][0]} was readable a moment ago: {changed[0][1]}.")
             if len(batch.items):
                 views[view - 1, [row_of[int(index)] for index in batch.items]] = _view_tokens(model, batch, plan, view)
             done += len(batch.items) + len(batch.bad)
             yield Progress(done=done, total=total)
     write_json(_facts_path(path), {"images": len(items), "unreadable": bad, "sha256": _flush(path)})
-    tokens = _token_set(model, items, path, (plain, views), torch.cat(indices), torch.cat(labels), dict(bad))
+    tokens = _token_set(items, path, (plain, views), torch.cat(indices), torch.cat(labels), dict(bad))
     return tokens, model.check_finite(torch.cat(features))
 
 
@@ -180,7 +183,7 @@ def _view_tokens(model: LoadedModel, batch: Batch, plan: TokenPlan, view: int) -
 
 def restore_tokens(model: LoadedModel, items: Sequence[Item], plan: TokenPlan) -> Generator[Progress, None, TokenSet]:
     """Return the tokens of a run that is resumed: from their file if it is intact, or computed again."""
-    path = _tokens_folder() / f"{_key(model, items, plan)}"
+    path = _tokens_folder() / _key(model, items, plan)
     assert isinstance(model.model, ViT)
     shapes = _shapes(model.model, plan, len(items))
     try:
@@ -194,11 +197,10 @@ def restore_tokens(model: LoadedModel, items: Sequence[Item], plan: TokenPlan) -
         return tokens
     indices = torch.tensor([index for index in range(len(items)) if index not in unreadable], dtype=torch.long)
     labels = label_tensor([items[int(index)] for index in indices], len(model.labels), model.multi_label)
-    return _token_set(model, items, path, _map(path, shapes), indices, labels, unreadable)
+    return _token_set(items, path, _map(path, shapes), indices, labels, unreadable)
 
 
 def _token_set(
-    model: LoadedModel,
     items: Sequence[Item],
     path: Path,
     stored: tuple[Tensor, Tensor],
@@ -214,7 +216,6 @@ def _token_set(
         labels=labels,
         indices=indices,
         unreadable=tuple((items[index].key, reason) for index, reason in unreadable.items()),
-        grid=model.model.config.grid(*model.model.config.image_hw),
         path=path,
     )
 
@@ -248,7 +249,8 @@ def _key(model: LoadedModel, items: Sequence[Item], plan: TokenPlan) -> str:
         if not name.startswith((*upper, "norm.", "pool.", "representation.", "head."))
     }
     digest = weights_digest(lower)
-    facts = (model.preprocess, model.precision, model.device.type, network.config.image_hw, plan, torch.__version__)
+    config = {name: value for name, value in asdict(network.config).items() if name not in UPPER_FIELDS}
+    facts = (model.preprocess, model.precision, model.device.type, config, plan, torch.__version__)
     digest.update(repr(facts).encode())
     add_items(digest, items, {})
     return digest.hexdigest()

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import ceil, lcm, prod
 
 import torch
 
@@ -15,7 +15,7 @@ from vitral.model.network import Network
 from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
-from vitral.training.budget import ENOUGH_PER_CLASS, MIN_SIDE, REPORT_SECONDS, Budget, Workload, fit_plan
+from vitral.training.budget import MIN_SIDE, MIN_SIDE_STEP, REPORT_SECONDS, Budget, Workload, fit_plan
 from vitral.training.config import ResolvedConfig, TrainConfig
 from vitral.training.events import Chosen, Event, Warned
 from vitral.training.networks import build_model
@@ -31,6 +31,7 @@ from vitral.training.probe import (
     with_head,
     with_pool,
 )
+from vitral.training.state import check_unreadable
 from vitral.training.timing import time_image
 from vitral.training.tokens import (
     TokenPlan,
@@ -62,29 +63,31 @@ class WarmStart:
     """Measured time of a forward pass, with reading the image."""
 
 
-def begin(
+def start_from_checkpoint(
     requested: TrainConfig, config: ResolvedConfig, dataset: DatasetIndex, splits: Splits, budget: Budget | None
 ) -> Generator[Event, None, WarmStart]:
     """Start a new run: choose what fits into the time, warn of changed weights, and fit a linear probe."""
     if config.device == "cpu":
         keep_freed_memory()
     network, preprocess, changes = build_model(config, len(dataset.classes))
+    loaded, limited = as_loaded(network, preprocess, config, dataset), limit_splits(splits, config)
     choices: list[Chosen] = []
-    if budget is not None:
-        loaded = as_loaded(network, preprocess, config, dataset)
-        smaller, choices = fit_into(budget, loaded, config, splits, requested)
+    if budget is None or isinstance(requested, ResolvedConfig):  # the latter was planned before its run was killed
+        yield estimate_time(loaded, config, limited)
+    else:
+        smaller, choices = fit_to_budget(budget, loaded, config, limited, requested)
         if smaller.image_size != config.image_size:
             network, preprocess, changes = build_model(smaller, len(dataset.classes))
-        config, splits = smaller, limit_splits(splits, smaller)
-    else:
-        yield estimate_time(as_loaded(network, preprocess, config, dataset), config, splits)
-    config, lack_of_space = fit_onto_disk(config, network, splits)
+        config, limited = smaller, limit_splits(splits, smaller)
+    splits = limited
+    config, lack_of_space = limit_views_to_disk(config, network, splits)
     choices += lack_of_space
     yield from choices
     yield from (Warned(message=f"{config.from_weights}: {change}") for change in changes)
     pools, pool = choose_pools(network, config), network.config.pool
     model = as_loaded(with_pool(network, list(pools)[-1]), preprocess, config, dataset)
     features, tokens = yield from _compute(model, config, dataset, splits)
+    check_unreadable(features.unreadable, len(splits.train), config.max_bad_fraction)
     can_refit = config.refit and config.tune.what != "probe"
     probe = yield from fit_probes(
         features, config, names=dataset.classes, pools=pools, groups=splits.groups, can_refit=can_refit
@@ -100,8 +103,15 @@ def begin(
         probe=probe,
         heads=(probe.head, probe.final_head),
         tokens=tokens,
-        image_seconds=features.seconds / features.passes,
+        image_seconds=_time_per_image(features, model, splits),
     )
+
+
+def _time_per_image(features: ProbeFeatures, model: LoadedModel, splits: Splits) -> float:
+    """Return the seconds of a forward pass: those of the features, unless most of them were cached."""
+    if features.passes < len(splits.train) / 2:
+        return time_image(model, splits.train)
+    return features.seconds / features.passes
 
 
 def _compute(
@@ -138,11 +148,12 @@ def _compute_with_tokens(
         items=[tokens.items[int(index)] for index in tokens.indices],
         seconds=time.perf_counter() - start,
         passes=passes,
+        unreadable=tokens.unreadable,
     )
     return tokens, features
 
 
-def resume(
+def restore_warm_start(
     config: ResolvedConfig, dataset: DatasetIndex, splits: Splits, run: Run
 ) -> Generator[Event, None, WarmStart]:
     """Continue a run: build its network, and read or compute the tokens of its lower blocks."""
@@ -197,22 +208,29 @@ def as_loaded(network: Network, preprocess: Preprocess, config: ResolvedConfig, 
 # ---- what fits ----
 
 
-def fit_into(
+def fit_to_budget(
     budget: Budget, model: LoadedModel, config: ResolvedConfig, splits: Splits, requested: TrainConfig
 ) -> tuple[ResolvedConfig, list[Chosen]]:
     """Choose the size, the number of images and whether to train by the speed of a forward pass.
 
     Sizes and ways that were requested stay.
     """
-    side, seconds, may_shrink = config.image_size, time_image(model, splits.train), requested.image_size == "auto"
+    side, seconds = config.image_size, time_image(model, splits.train)
     height = side if isinstance(side, int) else side[0]
-    step = model.model.config.step_hw[0] if may_shrink and isinstance(side, int) else height
-    sides = range(height, min(height, MIN_SIDE) - 1, -step)
-    works = {size: count_work(model.model, config, splits, size if may_shrink else None) for size in sides}
-    may_skip = requested.tune.what == "auto" and config.tune.views > 0
-    enough = ENOUGH_PER_CLASS * len(model.labels)
-    plan = fit_plan(works, image_seconds=seconds, budget=budget.left, may_skip=may_skip, enough=enough)
-    work = works[height]
+    workloads = {height: count_work(model.model, config, splits)}
+    if requested.image_size == "auto" and isinstance(side, int):
+        multiple = lcm(*model.model.config.step_hw)
+        step = multiple * ceil(MIN_SIDE_STEP / multiple)
+        for smaller in range(height - step, MIN_SIDE - 1, -step):
+            workloads[smaller] = count_work(model.model, config, splits, smaller)
+    plan = fit_plan(
+        workloads,
+        image_seconds=seconds,
+        budget=budget.left,
+        can_skip_training=requested.tune.what == "auto",
+        classes=len(model.labels),
+    )
+    work = workloads[height]
     reason = f"everything at {height} pixels would take {work.seconds(seconds) / 60:.1f} minutes"
     changes: dict[str, tuple[object, object]] = {
         "image_size": (plan.side, height),
@@ -281,7 +299,9 @@ def estimate_time(model: LoadedModel, config: ResolvedConfig, splits: Splits) ->
     return Chosen(name="estimated time", value=f"{minutes:.1f} minutes", reason=reason)
 
 
-def fit_onto_disk(config: ResolvedConfig, network: Network, splits: Splits) -> tuple[ResolvedConfig, list[Chosen]]:
+def limit_views_to_disk(
+    config: ResolvedConfig, network: Network, splits: Splits
+) -> tuple[ResolvedConfig, list[Chosen]]:
     """Keep the tokens of fewer views if the disk is too small."""
     if not config.tune.views:
         return config, []
