@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Any
 
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
@@ -97,7 +98,7 @@ class Job:
     def is_scored(self, epoch: int, step: int, end: int) -> bool:
         """Return whether the model is measured after this epoch of the stage that ends at `end`."""
         limit = MAX_SCORED_EPOCHS if self.config.minutes is None else MAX_SCORED_IN_BUDGET
-        every = max(1, self.steps // self.train.batches_per_epoch // limit)
+        every = max(1, ceil(self.steps / self.train.batches_per_epoch / limit))
         return (epoch + 1) % every == 0 or step >= end
 
     @property

@@ -162,7 +162,11 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
+        """Move towards the weights of the model. Frozen ones are equal already."""
+        frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         for name, tensor in model.state_dict().items():
+            if name in frozen:
+                continue
             if tensor.is_floating_point():
                 self.values[name].lerp_(tensor, 1 - self.decay)
             else:
