@@ -36,12 +36,21 @@ def test_unknown_names(tmp_path: Path) -> None:
     listed.write_text("file\nhorse.png\n")
     with pytest.raises(vitral.DataError, match="None of the 1 images .* expected names such as a/000.png"):
         drop_images(data, listed)
-    for content in ("", "file\n", "label,file\nx\n"):
+    for content in ("", "horse\n", "label,file\nx\n"):
         listed.write_text(content)
         with pytest.raises(vitral.DataError, match="lists no images"):
             drop_images(data, listed)
     with pytest.raises(vitral.DataError, match="not found"):
         drop_images(data, tmp_path / "nowhere.csv")
+
+
+def test_a_run_without_suspects_drops_nothing(tmp_path: Path) -> None:
+    data = open_dataset(class_folders(tmp_path / "data", {"a": 3, "b": 3}))
+    listed = tmp_path / "label-errors.csv"
+    listed.write_text("file,label,suggested\n")
+    unchanged = drop_images(data, listed)
+    assert unchanged.fingerprint() == data.fingerprint()
+    assert unchanged.notes == (f"{listed} lists no images, so none is dropped.",)
 
 
 def test_test_images_stay(tmp_path: Path) -> None:

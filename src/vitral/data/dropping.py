@@ -21,6 +21,8 @@ def drop_images(data: DatasetIndex, file: str | Path | None) -> DatasetIndex:
         return data
     keys = {item.key for items in data.splits.values() for item in items}
     names = read_names(Path(file).expanduser())
+    if not names:  # as a run without suspects writes it
+        return replace(data, notes=(*data.notes, f"{file} lists no images, so none is dropped."))
     listed = [name if name in keys else normpath(name) for name in names]
     dropped = frozenset(listed) & keys
     if not dropped:
@@ -47,14 +49,15 @@ def without_dropped(data: DatasetIndex) -> DatasetIndex:
 
 
 def read_names(path: Path) -> list[str]:
-    """Return the names of images in a CSV file with a header, each once."""
+    """Return the names of images in a CSV file with a header, each once; none if only the header is there."""
     if not path.is_file():
         raise DataError(f"{path} not found.", hint="Pass a CSV file with a column of image names to --drop.")
     header, lines = open_csv(path)
     columns = [name.strip().lower() for name in header]
     column = columns.index(_COLUMN) if _COLUMN in columns else 0
-    names = (line[column].strip() for _, line in lines if len(line) > column)
+    rows = [line for _, line in lines]
+    names = (line[column].strip() for line in rows if len(line) > column)
     unique = list(dict.fromkeys(name for name in names if name))
-    if not unique:
+    if not unique and (rows or _COLUMN not in columns):
         raise DataError(f"{path} lists no images.", hint=f"Write a header and one image per line: {_COLUMN},label.")
     return unique
