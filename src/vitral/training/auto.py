@@ -128,7 +128,7 @@ def _channels(config: TrainConfig, facts: Facts) -> Choice:
     if facts.pretrained is not None:
         channels = facts.pretrained.config.channels
         if channels == natural or {channels, natural} <= {1, 3}:
-            return channels, "the checkpoint was trained with them"
+            return channels, "those of the checkpoint" if config.from_weights else "those of your network"
     kind = {1: "are gray", 3: "have colors"}.get(natural, f"have {natural} channels")
     return natural, f"the images {kind}"
 
@@ -152,7 +152,7 @@ def _pretrained_size(config: ViTConfig | BiTConfig, *, by_default: bool) -> Choi
             trained = f"{config.image_hw[0]} x {config.image_hw[1]} pixels"
             reason = f"{trained}, as the checkpoint was trained, would cost {cost:.1f} times as much"
             return height if height == width else (height, width), reason
-    return config.image_size, "the checkpoint was trained at this size"
+    return config.image_size, "the size of the checkpoint" if by_default else "the size of your network"
 
 
 def _resize(config: TrainConfig, facts: Facts) -> Choice:

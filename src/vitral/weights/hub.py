@@ -179,6 +179,8 @@ def _hint(name: str) -> str | None:
         return f"{network} is a network without weights. Train it with `vitral train DATA --model {network}`."
     if hint := did_you_mean(name, (*SHIPPED, *PRETRAINED)):
         return hint
+    if Path(name).parent.name == "runs":
+        return "Run `vitral runs` to list your runs."
     looks_like_repository = name.count("/") == 1 and not name.startswith((".", "/", "~")) and not Path(name).suffix
     if looks_like_repository:
         return f"For a repository of the Hugging Face hub, pass hf:{name}"
