@@ -43,7 +43,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """What has to be computed, in images; costs are in forward passes."""
+    """Counts the images that a run has to compute; costs are in forward passes."""
 
     train: int
     validation: int

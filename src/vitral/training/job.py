@@ -139,7 +139,7 @@ class Job:
     @property
     def novelty_seconds(self) -> float:
         """Return the estimated time to measure how unusual images look, which a probe does not need."""
-        if self.budget is None or not self.steps:
+        if self.budget is None or self.config.epochs == 0:
             return 0.0
         images = min(MAX_PLAIN_IMAGES, len(self.splits.train)) + len(self.splits.validation)
         return images * self.budget.validation_image
