@@ -31,7 +31,7 @@ def test_a_plan_fits(budget: float, image: float, may_skip: bool) -> None:
         assert not plan.extra_views
         assert plan.side == MIN_SIDE or plan.train >= 500  # enough for ten classes
     if plan.is_trained and not plan.extra_views:
-        assert seconds_of(side=plan.side, test=plan.test, extra_views=1, image=image) > budget
+        assert seconds_of(side=max(WORKS), test=plan.test, extra_views=1, image=image) > budget
 
 
 def test_the_largest_images_that_fit_are_chosen() -> None:
@@ -43,16 +43,6 @@ def test_the_largest_images_that_fit_are_chosen() -> None:
     smallest = seconds_of(side=112, test=500, extra_views=0, image=0.1)
     plan = fit_plan(WORKS, image_seconds=0.1, classes=10, budget=1.01 * smallest)
     assert (plan.side, plan.extra_views, plan.train, plan.is_trained) == (112, 0, 1000, True)
-
-
-def test_a_probe_of_larger_images_replaces_training_on_small_ones() -> None:
-    budget = 1.01 * seconds_of(side=112, test=500, extra_views=0, image=0.1)
-    plan = fit_plan(WORKS, image_seconds=0.1, classes=10, budget=budget, can_skip_training=True)
-    assert not plan.is_trained
-    assert (plan.train, plan.extra_views) == (1000, 0)
-    assert plan.side > 1.4 * 112
-    plenty = seconds_of(side=168, test=500, extra_views=0, image=0.1)
-    assert fit_plan(WORKS, image_seconds=0.1, classes=10, budget=1.01 * plenty, can_skip_training=True).is_trained
 
 
 def test_too_little_time_for_training_still_fits_a_probe_to_all_images() -> None:

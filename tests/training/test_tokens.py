@@ -184,7 +184,7 @@ def test_a_killed_run_resumes_bit_for_bit(
     colors: Path, base: Path, tmp_path: Path, step: int, lose_tokens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted on the training images with the tokens still there, and in the refit without them."""
-    monkeypatch.setattr("vitral.training.comparison.choose_model", lambda outputs: (2, "for the test"))
+    monkeypatch.setattr("vitral.training.comparison.choose_model", lambda outputs: (1, "for the test"))
     whole = train(colors, base, tmp_path / "whole")
     assert max(steps_of(whole)) > 26 > 3 * 7  # the refit follows
     settings = {"from": str(base), **SETTINGS, "epochs": 3}
@@ -224,9 +224,9 @@ def test_probabilities_are_calibrated_on_the_validation_images(
 ) -> None:
     """The logits of the model are those of training divided by the temperature, also after the refit."""
     monkeypatch.setattr("vitral.training.comparison.choose_model", lambda outputs: (2, "for the test"))
-    monkeypatch.setattr("vitral.training.comparison.fit_temperature", lambda logits, labels, smoothing: 4.0)
+    monkeypatch.setattr("vitral.training.comparison.temperature_of", lambda outputs: 4.0)
     train(colors, base, tmp_path / "cold", epochs=2)
-    monkeypatch.setattr("vitral.training.comparison.fit_temperature", lambda logits, labels, smoothing: 1.0)
+    monkeypatch.setattr("vitral.training.comparison.temperature_of", lambda outputs: 1.0)
     train(colors, base, tmp_path / "plain", epochs=2)
     cold, plain = (vitral.load(tmp_path / name).model.state_dict() for name in ("cold", "plain"))
     for name, tensor in plain.items():

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 REPORT_SECONDS = 5.0
 """For the plots, the report and the last files."""
-TRAINED_EPOCHS = 4
+TRAINED_EPOCHS = 3
 """Passes over the training images that a plan makes room for, beside the features and the test. With fewer, larger
 images are worth more than training; with more, smaller images cost more than training gains."""
 PLANNED_SHARE = 0.9
@@ -17,12 +17,10 @@ MIN_TEST_IMAGES, MAX_TEST_FRACTION = 200, 0.5
 """A sample has at least so many test images, unless they would take more than this fraction of a budget."""
 MIN_SIDE, MIN_SIDE_STEP = 112, 12
 """Images are not made smaller than this side in pixels to fit a time budget, and in steps of at least so many."""
-SMALL_SIDE, PROBE_GAIN = 140, 1.4
-"""Skip training if it only fits below this side in pixels and a probe fits at this many times the side."""
 MIN_PER_CLASS, ENOUGH_PER_CLASS = 2, 50
 """Fewest training images per class, and the number beyond which larger images are worth more than more images."""
-MIN_STEPS = 20
-"""Fewer steps than this after a linear probe are not worth starting."""
+MIN_STEPS = 40
+"""Fewer steps than this after a linear probe do not improve on it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,11 +92,11 @@ def fit_plan(
     classes: int,
     can_skip_training: bool = False,
 ) -> Plan:
-    """Return what fits: all test images or a sample, then the largest images, then fewer views, then fewer images.
+    """Return what fits: all test images or a sample, then all views, then the largest images, then fewer images.
 
     `workloads` has the workload of each side that images may have, largest first. `image_seconds` is the time of a
-    forward pass at the largest. It falls with the square of the side. With `can_skip_training` the linear probe of
-    larger images may replace training on small ones.
+    forward pass at the largest. It falls with the square of the side. With `can_skip_training` a linear probe
+    remains where training does not fit at any side.
     """
     budget = max(PLANNED_SHARE * budget, 1.0)
     largest = next(iter(workloads))
@@ -111,18 +109,16 @@ def fit_plan(
 
     def first_fitting(epochs: float) -> Plan | None:
         for side, workload in workloads.items():
-            for extra_views in dict.fromkeys((workload.extra_views if epochs else 0, 0)):
+            # Further views gain less than larger images.
+            for extra_views in dict.fromkeys((workload.extra_views if epochs and side == largest else 0, 0)):
                 work, image = with_sample(side, extra_views)
                 if work.seconds(image, epochs=epochs) <= budget:
                     is_trained, test = bool(epochs), work.test
                     return Plan(side=side, train=work.train, test=test, extra_views=extra_views, is_trained=is_trained)
         return None
 
-    trained, probe = first_fitting(TRAINED_EPOCHS), first_fitting(0) if can_skip_training else None
-    if probe is not None and (trained is None or trained.side < min(SMALL_SIDE, probe.side / PROBE_GAIN)):
-        return probe
-    if trained is not None:
-        return trained
+    if fitting := first_fitting(TRAINED_EPOCHS) or (first_fitting(0) if can_skip_training else None):
+        return fitting
     sampled: list[Plan] = []
     epochs = 0 if can_skip_training else TRAINED_EPOCHS
     for side in workloads:

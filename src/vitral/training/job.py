@@ -31,14 +31,14 @@ from vitral.weights.save import save
 
 CUSTOM = "vitral.custom"
 """Metadata of a file that only the class it names can load."""
-MAX_SCORED_EPOCHS, MAX_SCORED_IN_BUDGET = 200, 2
+MAX_SCORED_EPOCHS, MAX_SCORED_IN_BUDGET = 200, 1
 """A run of thousands of short epochs would measure and save more than it learns."""
 MAX_TUNED_EPOCHS = 40
 """More passes over the training images than this are not worth the time that is left of a budget."""
 MAX_PLAIN_IMAGES = 300
 REFIT_LR = 0.5
 """Peak learning rate of the refit, as a fraction of that of the training before it."""
-COMPARED_MODELS = 4
+COMPARED_MODELS = 3
 """Models that are measured on the validation images before one is chosen."""
 
 
@@ -138,15 +138,17 @@ class Job:
 
     @property
     def novelty_seconds(self) -> float:
-        """Return the estimated time to measure how unusual images look, which a probe does not need."""
+        """Return the estimated time to measure how unusual training images look, which a probe does not need."""
         if self.budget is None or self.config.epochs == 0:
             return 0.0
-        images = min(MAX_PLAIN_IMAGES, len(self.splits.train)) + len(self.splits.validation)
-        return images * self.budget.validation_image
+        return min(MAX_PLAIN_IMAGES, len(self.splits.train)) * self.budget.validation_image
 
     @property
     def seconds_after_steps(self) -> float:
-        """Return the estimated time of everything after the last step: a validation pass, novelty and the test."""
+        """Return the estimated time of everything after the last step: a validation pass, novelty and the test.
+
+        Novelty is calibrated on the validation images, before a refit or after the last step.
+        """
         assert self.budget is not None
         validation = len(self.splits.validation) * self.budget.validation_image
         return validation + self.novelty_seconds + len(self.test.images) * self.budget.test_image
@@ -168,7 +170,7 @@ class Job:
             images = len(self.validation.rows)
         epoch = self.train.batches_per_epoch
         left = self.budget.left - self.seconds_after_steps
-        left -= comparisons * images * self.budget.validation_image
+        left -= (comparisons + 1) * images * self.budget.validation_image  # the last one calibrates novelty
         left -= 0.0 if self.refit is None else self.novelty_seconds  # it is also measured before the refit
         scored = images * self.budget.validation_image / max(epoch, self.steps / MAX_SCORED_IN_BUDGET)
         refit = 0.0 if self.refit is None else self.refit.batches_per_epoch / epoch

@@ -18,7 +18,15 @@ from vitral.data.batches import Batch
 from vitral.evaluation.metrics import Scores
 from vitral.model.network import Network
 from vitral.runs import quote
-from vitral.training.comparison import PROBE, adopt_model, candidate_models, compare_models, save_calibrated
+from vitral.training.comparison import (
+    PROBE,
+    adopt_model,
+    blend,
+    candidate_models,
+    compare_models,
+    final_probe,
+    save_calibrated,
+)
 from vitral.training.events import (
     EpochEnded,
     Event,
@@ -278,7 +286,8 @@ def _select(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event
         yield _save(job, state)
         return
     if winner != PROBE and job.refit is not None:  # which trains on the images that calibrate novelty
-        with swapped_weights(job.learner.model, models[winner]):
+        chosen = models[winner]
+        with swapped_weights(job.learner.model, blend(job.start, chosen.trained, chosen.share)):
             yield from _fit_novelty(job, job.learner.model)
     steps = adopt_model(job, state, winner, models[winner])
     state.stage = "refit" if steps else "done"
@@ -294,9 +303,14 @@ def _fit_novelty(job: "Job", model: Network) -> Iterator[Event]:
 
 
 def _end_refit(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event]:
-    """Keep the refitted model, unless it is worse on the very images that it was refitted to."""
+    """Keep the refitted model, unless it is worse on the very images that it was refitted to.
+
+    It stays as far from the probe, now that of all images, as the model that was chosen.
+    """
+    model = job.learner.model
     with job.learner.averaged():
-        model = job.learner.model
+        trained = {name: p.detach().clone() for name, p in model.named_parameters() if name in job.start}
+    with swapped_weights(model, blend(final_probe(job), trained, state.share)):
         measured = yield from _until_signal(job.learner.task.measure(model, job.validation, "validation"), signals)
         if measured is None:
             yield _save(job, state)

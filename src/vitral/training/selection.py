@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitral.evaluation.metrics import Scores, compare
+from vitral.evaluation.metrics import Scores, compare, fit_temperature
 
 if TYPE_CHECKING:
     from vitral.inference.pipeline import ModelOutputs
@@ -57,27 +57,41 @@ class BestEpoch:
 def choose_model(outputs: "Sequence[ModelOutputs]") -> tuple[int, str]:
     """Return the index of the best of several models on the same images, and the reason.
 
-    The first is the simplest. Another replaces it if it classifies more images correctly, or as many at a loss that is
-    lower by more than one standard error of the paired difference.
+    The first is the simplest. Another replaces it if it classifies more images correctly. Within one standard error of
+    the paired difference the loss decides first, which is less noisy; it is that of calibrated probabilities. No model
+    is chosen that classifies fewer images correctly than the first.
     """
-    best = 0
+    best, right, losses = 0, [int(output.correct.sum()) for output in outputs], [*map(calibrated_losses, outputs)]
     for index in range(1, len(outputs)):
-        difference = compare(outputs[best].correct, outputs[index].correct)
-        gaps = image_losses(outputs[best]) - image_losses(outputs[index])
-        standard_error = gaps.std().item() / sqrt(len(gaps)) if len(gaps) > 1 else 0.0
-        is_tied = difference.only_first == difference.only_second
-        if difference.difference > 0 or (is_tied and gaps.mean().item() > standard_error):
+        if right[index] < right[0]:
+            continue
+        difference, gaps = compare(outputs[best].correct, outputs[index].correct), losses[best] - losses[index]
+        gained, lost = difference.only_second, difference.only_first
+        if abs(gained - lost) <= sqrt(gained + lost):
+            gain, standard_error = gaps.mean().item(), gaps.std(correction=0).item() / sqrt(max(1, len(gaps) - 1))
+            is_better = gain > standard_error or (abs(gain) <= standard_error and gained > lost)
+        else:
+            is_better = gained > lost
+        if is_better:
             best = index
     if not best:
-        return 0, "no other model classifies more of the validation images correctly"
+        return 0, "no other model is better on the validation images"
     difference = compare(outputs[0].correct, outputs[best].correct)
     gained, lost, images = difference.only_second, difference.only_first, len(outputs[0].labels)
     return best, f"it gains {gained} of {images:,} validation images on the linear probe and loses {lost}"
 
 
-def image_losses(outputs: "ModelOutputs") -> Tensor:
-    """Return (N,) losses, one per image."""
+def calibrated_losses(outputs: "ModelOutputs") -> Tensor:
+    """Return (N,) losses, one per image, after temperature scaling if each image has one label."""
     logits, labels = outputs.outputs.double(), outputs.labels
     if labels.ndim == 1:
-        return F.cross_entropy(logits, labels, reduction="none")
+        return F.cross_entropy(logits / temperature_of(outputs), labels, reduction="none")
     return F.binary_cross_entropy_with_logits(logits, labels.double(), reduction="none").sum(1)
+
+
+def temperature_of(outputs: "ModelOutputs") -> float:
+    """Return the divisor of the logits that makes the probabilities right on these images.
+
+    As in Platt scaling, a few images that are all correct must not make the model certain.
+    """
+    return fit_temperature(outputs.outputs, outputs.labels, smoothing=1 / (len(outputs.labels) + 2))

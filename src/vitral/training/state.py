@@ -108,6 +108,8 @@ class TrainState:
     """The candidates that training added, once they are compared with the linear probe."""
     temperature: float = 1.0
     """Divisor of the logits of the winner, which makes its probabilities right on the validation images."""
+    share: float = 1.0
+    """How far the winner went from the linear probe to the trained weights."""
     best: BestEpoch = field(default_factory=BestEpoch)
     unreadable: UnreadableImages = field(default_factory=UnreadableImages)
 
@@ -130,7 +132,7 @@ def _check_values(state: TrainState) -> None:
         raise ValueError("a counter is not a count")
     if state.stage not in get_args(Stage):
         raise ValueError(f"{state.stage!r} is not a stage")
-    amounts = (state.seconds, state.loss_sum, state.loss_scale, pace.position, state.temperature)
+    amounts = (state.seconds, state.loss_sum, state.loss_scale, pace.position, state.temperature, state.share)
     if not all(type(amount) in (int, float) and -MAX_NUMBER < amount < MAX_NUMBER for amount in amounts):
         raise ValueError("a number is not finite")
     if not all(type(score) is float for score in (best.top1, best.loss)):  # NaN and infinity are values of their own
