@@ -1,6 +1,6 @@
-"""Draws docs/pictures/architecture.png: an image on its way through a Vision Transformer.
+"""Draw docs/pictures/architecture.png: an image on its way through a Vision Transformer.
 
-The shapes in it are those of a real model, and the picture is a small window of coloured glass made of numbers.
+The shapes in it are those of a real model, and the input image is a small window of colored glass made of numbers.
 """
 
 from pathlib import Path

@@ -147,8 +147,8 @@ class ViTConfig:
     stem: Stem | None = None
     """None: patches of the image itself; ResNetStem: the paper's hybrid; ConvStem: stacked convolutions."""
     attention: AttentionKind = "full"
-    """full: every token attends to every token; axial: each layer is a row block, then a column block (D.6), in which
-    class token and registers attend to all tokens and all tokens to them."""
+    """full: every token attends to every token; axial: each layer is a row block, then a column block (D.6). In both
+    blocks, class token and registers attend to all tokens, and all tokens to them."""
     activation: Activation = "gelu-tanh"
     """Activation of the MLP. gelu-tanh: Google's; gelu: the exact one of timm, transformers and torchvision."""
     norm_eps: float = 1e-6
