@@ -6,13 +6,16 @@ import pytest
 
 from vitral.training.budget import MIN_SIDE, MIN_TEST_IMAGES, PLANNED_SHARE, TRAINED_EPOCHS, Workload, fit_plan
 
-WORK = Workload(train=1000, validation=100, test=500, extra_views=1, view_cost=0.3, step_cost=0.5, refit=True)
+WORK = Workload(
+    train=1000, validation=100, test=500, extra_views=1, view_cost=0.3, step_cost=0.5, refit=True, check_cost=0.4
+)
 WORKS = dict.fromkeys(range(224, MIN_SIDE - 1, -14), WORK)
 
 
 def seconds_of(*, side: int, test: int, extra_views: int, image: float, epochs: int = TRAINED_EPOCHS) -> float:
-    """Forward passes of every split, of the extra views, and of the epochs with the refit."""
+    """Forward passes of every split, of the extra views, and of the epochs with the refit and its checks."""
     passes = 1000 + 100 + test + extra_views * 0.3 * 1100 + epochs * 0.5 * (1000 + 2 * 100)
+    passes += 0.4 * (5 * 100 + 2 * 300) if epochs else 0  # three models, two passes for novelty
     return passes * image * (side / 224) ** 2 / PLANNED_SHARE
 
 

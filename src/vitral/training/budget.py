@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 REPORT_SECONDS = 5.0
 """For the plots, the report and the last files."""
-TRAINED_EPOCHS = 3
+TRAINED_EPOCHS = 2
 """Passes over the training images that a plan makes room for, beside the features and the test. With fewer, larger
 images are worth more than training; with more, smaller images cost more than training gains."""
 PLANNED_SHARE = 0.9
@@ -19,6 +19,10 @@ MIN_SIDE, MIN_SIDE_STEP = 112, 12
 """Images are not made smaller than this side in pixels to fit a time budget, and in steps of at least so many."""
 MIN_PER_CLASS, ENOUGH_PER_CLASS = 2, 50
 """Fewest training images per class, and the number beyond which larger images are worth more than more images."""
+COMPARED_MODELS = 3
+"""Models that are measured on the validation images before one is chosen."""
+MAX_PLAIN_IMAGES = 300
+"""Training images whose features describe what is usual."""
 MIN_STEPS = 40
 """Fewer steps than this after a linear probe do not improve on it."""
 
@@ -53,6 +57,15 @@ class Workload:
     """Cost of an image in a training step."""
     refit: bool
     """Whether the winner is also trained on the validation images, and on as many training images."""
+    check_cost: float = 0.0
+    """Cost of an image when trained models are compared, and when it is measured how unusual images look."""
+
+    @property
+    def checks(self) -> float:
+        """Return the cost of comparing trained models and of measuring how unusual images look."""
+        times = 2 if self.refit else 1  # before the refit and after it
+        plain = min(MAX_PLAIN_IMAGES, self.train)
+        return self.check_cost * ((COMPARED_MODELS + times) * self.validation + times * plain)
 
     @property
     def feature_passes(self) -> float:
@@ -68,7 +81,7 @@ class Workload:
     def seconds(self, image: float, *, epochs: float = TRAINED_EPOCHS) -> float:
         """Return the time of everything if a forward pass takes `image` seconds per image."""
         trained = epochs * self.step_cost * (self.train + 2 * self.refitted)
-        return image * (self.feature_passes + self.test + trained)
+        return image * (self.feature_passes + self.test + trained + (self.checks if epochs else 0.0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

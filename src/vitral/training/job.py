@@ -15,7 +15,7 @@ from vitral.errors import WeightsError
 from vitral.model.network import Network, build
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
-from vitral.training.budget import MIN_TEST_IMAGES, Budget
+from vitral.training.budget import COMPARED_MODELS, MAX_PLAIN_IMAGES, MIN_TEST_IMAGES, Budget
 from vitral.training.config import ResolvedConfig
 from vitral.training.events import Candidate, Chosen
 from vitral.training.probe import Head, Probe
@@ -31,15 +31,12 @@ from vitral.weights.save import save
 
 CUSTOM = "vitral.custom"
 """Metadata of a file that only the class it names can load."""
-MAX_SCORED_EPOCHS, MAX_SCORED_IN_BUDGET = 200, 1
+MAX_SCORED_EPOCHS, MAX_SCORED_IN_BUDGET = 200, 10
 """A run of thousands of short epochs would measure and save more than it learns."""
 MAX_TUNED_EPOCHS = 40
 """More passes over the training images than this are not worth the time that is left of a budget."""
-MAX_PLAIN_IMAGES = 300
 REFIT_LR = 0.5
 """Peak learning rate of the refit, as a fraction of that of the training before it."""
-COMPARED_MODELS = 3
-"""Models that are measured on the validation images before one is chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +93,12 @@ class Job:
         return self.refit if stage == "refit" and self.refit is not None else self.train
 
     def is_scored(self, epoch: int, step: int, end: int) -> bool:
-        """Return whether the model is measured after this epoch of the stage that ends at `end`."""
+        """Return whether the model is measured after this epoch of the stage that ends at `end`.
+
+        A time budget is too short for it if the trained model is compared with a linear probe in the end.
+        """
+        if self.heads is not None and self.config.minutes is not None:
+            return False
         limit = MAX_SCORED_EPOCHS if self.config.minutes is None else MAX_SCORED_IN_BUDGET
         every = max(1, ceil(self.steps / self.train.batches_per_epoch / limit))
         return (epoch + 1) % every == 0 or step >= end
@@ -173,6 +175,7 @@ class Job:
         left -= (comparisons + 1) * images * self.budget.validation_image  # the last one calibrates novelty
         left -= 0.0 if self.refit is None else self.novelty_seconds  # it is also measured before the refit
         scored = images * self.budget.validation_image / max(epoch, self.steps / MAX_SCORED_IN_BUDGET)
+        scored = 0.0 if self.heads is not None else scored
         refit = 0.0 if self.refit is None else self.refit.batches_per_epoch / epoch
         return int((left - refit * step * step_seconds) / (step_seconds * (1 + refit) + scored))
 

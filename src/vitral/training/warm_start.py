@@ -267,7 +267,7 @@ def mirrors_features(config: ResolvedConfig) -> bool:
 
 def count_work(network: Network, config: ResolvedConfig, splits: Splits, side: int | None = None) -> Workload:
     """Return what a run has to compute with images of `side` pixels (default: the size of the network)."""
-    extra_views, view_cost, step_cost = int(mirrors_features(config)), 1.0, 3.0
+    extra_views, view_cost, step_cost, check_cost = int(mirrors_features(config)), 1.0, 3.0, 1.0
     if config.tune.what in ("probe", "head"):
         step_cost = 0.0 if config.tune.what == "probe" else 1.2
     if config.tune.views:
@@ -278,6 +278,7 @@ def count_work(network: Network, config: ResolvedConfig, splits: Splits, side: i
             patches / prod(vit.grid(*vit.image_hw)) for patches in count_patches(vit, config.tune.dropped)
         )
         extra_views, view_cost, step_cost = config.tune.views - 1, (1 - trained) * of_view, 3 * trained * of_step
+        check_cost = trained
     return Workload(
         train=len(splits.train),
         validation=0 if splits.validation is splits.train else len(splits.validation),
@@ -286,6 +287,7 @@ def count_work(network: Network, config: ResolvedConfig, splits: Splits, side: i
         view_cost=view_cost,
         step_cost=step_cost,
         refit=config.refit,
+        check_cost=check_cost,
     )
 
 
