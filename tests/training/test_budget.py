@@ -7,7 +7,7 @@ import pytest
 from vitral.training.budget import MIN_SIDE, MIN_TEST_IMAGES, PLANNED_SHARE, TRAINED_EPOCHS, Workload, fit_plan
 
 WORK = Workload(
-    train=1000, validation=100, test=500, extra_views=1, view_cost=0.3, step_cost=0.5, refit=True, check_cost=0.4
+    train=1000, validation=100, test=500, extra_views=1, view_cost=0.3, step_cost=0.5, refit=True, batch=8, check_cost=0.4
 )
 WORKS = dict.fromkeys(range(224, MIN_SIDE - 1, -14), WORK)
 
@@ -78,3 +78,13 @@ def test_a_size_that_was_asked_for_is_kept() -> None:
     plan = fit_plan({518: replace(WORK, validation=0)}, image_seconds=1.0, budget=240, classes=10)
     assert plan.side == 518
     assert plan.train < WORK.train
+
+
+def test_few_images_still_get_a_useful_number_of_steps() -> None:
+    """Two epochs of 100 images are hardly a step of 64, so the plan makes room for 40."""
+    few = replace(WORK, train=100, validation=10, test=50, batch=64)
+    works = dict.fromkeys(WORKS, few)
+    plan = fit_plan(works, image_seconds=0.1, budget=few.seconds(0.1, epochs=TRAINED_EPOCHS), classes=2)
+    assert few.seconds(0.1) > 0.1 * 0.5 * 40 * 64
+    assert plan.side < 224
+    assert plan.is_trained

@@ -23,8 +23,8 @@ COMPARED_MODELS = 3
 """Models that are measured on the validation images before one is chosen."""
 MAX_PLAIN_IMAGES = 300
 """Training images whose features describe what is usual."""
-MIN_STEPS = 40
-"""Fewer steps than this after a linear probe do not improve on it."""
+PLANNED_STEPS, MIN_STEPS = 40, 20
+"""A plan makes room for so many steps after a linear probe. If fewer than the second fit in the end, none is taken."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +57,8 @@ class Workload:
     """Cost of an image in a training step."""
     refit: bool
     """Whether the winner is also trained on the validation images, and on as many training images."""
+    batch: int
+    """Images per step."""
     check_cost: float = 0.0
     """Cost of an image when trained models are compared, and when it is measured how unusual images look."""
 
@@ -80,8 +82,11 @@ class Workload:
 
     def seconds(self, image: float, *, epochs: float = TRAINED_EPOCHS) -> float:
         """Return the time of everything if a forward pass takes `image` seconds per image."""
-        trained = epochs * self.step_cost * (self.train + 2 * self.refitted)
-        return image * (self.feature_passes + self.test + trained + (self.checks if epochs else 0.0))
+        work = self.feature_passes + self.test
+        if epochs:
+            images = max(epochs * (self.train + 2 * self.refitted), PLANNED_STEPS * self.batch)
+            work += self.step_cost * images + self.checks
+        return image * work
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -287,6 +287,7 @@ def count_work(network: Network, config: ResolvedConfig, splits: Splits, side: i
         view_cost=view_cost,
         step_cost=step_cost,
         refit=config.refit,
+        batch=config.batch_size,
         check_cost=check_cost,
     )
 
