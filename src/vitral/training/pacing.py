@@ -10,9 +10,9 @@ from vitral.training.state import TrainState
 if TYPE_CHECKING:
     from vitral.training.job import Job
 
-FIRST_STEPS, REGULAR_STEPS = 3, 10
-"""Steps after which the plan is checked: at first, and from then on."""
-MIN_MOVE = 0.03
+FIRST_STEPS, REGULAR_STEPS, REGULAR_SHARE = 3, 10, 0.1
+"""Steps after which the plan is checked: at first, and from then on, where a tenth of all steps may be more."""
+MIN_MOVE = 0.04
 """A schedule is changed by at least this fraction."""
 
 
@@ -38,7 +38,7 @@ class Planner:
         if self.job.budget is None or len(self.times) < self.check_after or state.step >= state.pace.end:
             return None
         end = min(self._affordable_end(state, mean(self.times)), self._limit(state))
-        self.times, self.check_after = [], REGULAR_STEPS
+        self.times, self.check_after = [], max(REGULAR_STEPS, int(REGULAR_SHARE * state.pace.planned))
         if abs(end - state.pace.end) <= MIN_MOVE * state.pace.end:
             return None
         state.pace.move_end(state.step, end)
