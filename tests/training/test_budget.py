@@ -7,7 +7,15 @@ import pytest
 from vitral.training.budget import MIN_SIDE, MIN_TEST_IMAGES, PLANNED_SHARE, TRAINED_EPOCHS, Workload, fit_plan
 
 WORK = Workload(
-    train=1000, validation=100, test=500, extra_views=1, view_cost=0.3, step_cost=0.5, refit=True, batch=8, check_cost=0.4
+    train=1000,
+    validation=100,
+    test=500,
+    extra_views=1,
+    view_cost=0.3,
+    step_cost=0.5,
+    refit=True,
+    batch=8,
+    check_cost=0.4,
 )
 WORKS = dict.fromkeys(range(224, MIN_SIDE - 1, -14), WORK)
 
