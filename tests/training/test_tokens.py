@@ -219,6 +219,23 @@ def test_dropping_is_for_absolute_positions_only(colors: Path, tmp_path: Path) -
     assert isinstance(events[-1], Finished)
 
 
+def test_the_refitted_model_returns_towards_the_probe(
+    colors: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a share of zero nothing of the training is left: the blocks are those of the checkpoint."""
+    monkeypatch.setattr("vitral.training.comparison.choose_model", lambda outputs: (1, "for the test"))
+    original = vitral.load(base).model.state_dict()
+    for share in (0.0, 1.0):
+        monkeypatch.setattr("vitral.training.comparison.HALF_WAY", share)
+        train(colors, base, tmp_path / f"run-{share}", epochs=2)
+        blocks = {
+            name: tensor
+            for name, tensor in vitral.load(tmp_path / f"run-{share}").model.state_dict().items()
+            if name.startswith("blocks.")
+        }
+        assert all(torch.equal(tensor, original[name]) for name, tensor in blocks.items()) == (share == 0)
+
+
 def test_probabilities_are_calibrated_on_the_validation_images(
     colors: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ TRAINED_EPOCHS = 2
 """Passes over the training images that a plan makes room for, beside the features and the test. With fewer, larger
 images are worth more than training; with more, smaller images cost more than training gains."""
 PLANNED_SHARE = 0.9
-"""Fraction of a budget to plan with; fitting probes and comparing models take the rest."""
+"""Fraction of a budget to plan with; fitting probes takes the rest."""
 TEST_FRACTION = 0.25
 """Largest fraction of a budget for the test split; a larger split is sampled."""
 MIN_TEST_IMAGES, MAX_TEST_FRACTION = 200, 0.5

@@ -39,14 +39,19 @@ def candidate_models(job: "Job", state: TrainState) -> dict[str, TunedModel]:
     models = {PROBE: TunedModel(trained=job.start, share=0.0)}
     if not state.step:
         return models
-    learner, name = job.learner, job.config.tune.what
-    with learner.averaged():
-        trained = {key: p.detach().clone() for key, p in learner.model.named_parameters() if key in job.start}
+    name, trained = job.config.tune.what, averaged_parameters(job)
     models[f"{name}, half-way"] = TunedModel(trained=trained, share=HALF_WAY)
     models[name] = TunedModel(trained=trained, share=1.0)
     if job.config.keep == "best" and state.best.step not in (0, state.step):
         models[f"{name}, epoch {state.best.epoch + 1}"] = TunedModel(trained=job.load_trained(), share=1.0)
     return models
+
+
+def averaged_parameters(job: "Job") -> Parameters:
+    """Return a copy of the trained parameters, averaged over the last steps if the run averages."""
+    learner = job.learner
+    with learner.averaged():
+        return {name: p.detach().clone() for name, p in learner.model.named_parameters() if name in job.start}
 
 
 def blend(probe: Parameters, trained: Parameters, share: float) -> Parameters:

@@ -174,8 +174,9 @@ class Job:
         left = self.budget.left - self.seconds_after_steps
         left -= (comparisons + 1) * images * self.budget.validation_image  # the last one calibrates novelty
         left -= 0.0 if self.refit is None else self.novelty_seconds  # it is also measured before the refit
-        scored = images * self.budget.validation_image / max(epoch, self.steps / MAX_SCORED_IN_BUDGET)
-        scored = 0.0 if self.heads is not None else scored
+        scored = 0.0
+        if self.heads is None:
+            scored = images * self.budget.validation_image / max(epoch, self.steps / MAX_SCORED_IN_BUDGET)
         refit = 0.0 if self.refit is None else self.refit.batches_per_epoch / epoch
         return int((left - refit * step * step_seconds) / (step_seconds * (1 + refit) + scored))
 

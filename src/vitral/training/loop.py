@@ -21,6 +21,7 @@ from vitral.runs import quote
 from vitral.training.comparison import (
     PROBE,
     adopt_model,
+    averaged_parameters,
     blend,
     candidate_models,
     compare_models,
@@ -308,9 +309,7 @@ def _end_refit(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Ev
     It stays as far from the probe, now that of all images, as the model that was chosen.
     """
     model = job.learner.model
-    with job.learner.averaged():
-        trained = {name: p.detach().clone() for name, p in model.named_parameters() if name in job.start}
-    with swapped_weights(model, blend(final_probe(job), trained, state.share)):
+    with swapped_weights(model, blend(final_probe(job), averaged_parameters(job), state.share)):
         measured = yield from _until_signal(job.learner.task.measure(model, job.validation, "validation"), signals)
         if measured is None:
             yield _save(job, state)
