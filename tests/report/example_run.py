@@ -43,7 +43,7 @@ def example_report(classes: tuple[str, ...], *, multi_label: bool = False) -> di
         parameters=123_456,
         candidates=[
             dict(
-                name="probe (class token)",
+                name="probe (class token, discriminant)",
                 top1=0.6,
                 interval=[0.5, 0.7],
                 loss=1.0,

@@ -79,7 +79,7 @@ def test_page_states_accuracy_with_its_interval_and_the_facts_of_the_run(tmp_pat
         "Accuracy 98.10% (1,000 images, 95% CI 97.0 to 98.8)",
         "123 thousand parameters",
         "The model is from the candidate",
-        "probe (class token)",
+        "probe (class token, discriminant)",
         "1 unreadable image skipped",
         "training images are augmented",
     ):

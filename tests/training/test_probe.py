@@ -54,11 +54,11 @@ def test_a_probe_is_a_complete_model(colors: Path, checkpoint: Path, tmp_path: P
     events = train(colors, checkpoint, tmp_path / "run", tune="probe")
     assert last(events, Started).steps == 0
     tried = candidates_of(events)
-    assert [candidate.name for candidate in tried] == [
-        "probe (class token)",
-        "probe (mean of patches)",
-        "probe (class token and mean)",
-    ]
+    pools = ("class token", "mean of patches", "class token and mean")
+    *discriminants, logistic, average = (candidate.name for candidate in tried)
+    assert discriminants == [f"probe ({pool}, discriminant)" for pool in pools]
+    assert logistic in [f"probe ({pool}, logistic regression)" for pool in pools]
+    assert average == logistic.replace("logistic regression", "average of both")
     assert [candidate.chosen for candidate in tried].count(True) == 1
     splits = choose_splits(open_dataset(colors))
     images = len(splits.train) + len(splits.validation)  # nothing is held out of the final model but the test images
@@ -237,7 +237,9 @@ def test_a_bit_has_a_probe(colors: Path, tmp_path: Path) -> None:
     config = vitral.BiTConfig(stages=(1, 1, 1, 1), width_factor=0.5, image_size=32, num_classes=0)
     vitral.save(vitral.BiT(config), tmp_path / "bit.safetensors")
     events = train(colors, tmp_path / "bit.safetensors", tmp_path / "run", tune="probe")
-    assert [candidate.name for candidate in candidates_of(events)] == ["probe (mean of patches)"]
+    assert [candidate.name for candidate in candidates_of(events)] == [
+        f"probe (mean of patches, {method})" for method in ("discriminant", "logistic regression", "average of both")
+    ]
 
 
 @pytest.mark.parametrize("pool", ["mean", "token+mean"])

@@ -1,4 +1,7 @@
-"""Fit a linear classifier to frozen features, with its L2 strength chosen by cross-validation.
+"""Fit a linear classifier to frozen features, with its regularization chosen by cross-validation.
+
+There are two kinds. Logistic regression suits any labels and any number of images. A linear discriminant, which is
+class means and one covariance that all classes share, is often better with few images per class.
 
 One decomposition of the features serves every strength and fold: in the coordinates of the singular vectors the problem
 has at most as many dimensions as there are images, and dividing each by its curvature lets L-BFGS converge in a few
@@ -7,18 +10,21 @@ iterations.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitral.evaluation.metrics import score
+from vitral.evaluation.metrics import fit_temperature, score
 
 STRENGTHS = tuple(10.0 ** (1 - index / 2) for index in range(13))
 """L2 penalties, strongest first. The penalty is strength / 2 times the squared norm of the weights of features whose
 root mean square is 1; the loss is a mean over images."""
 FIRST_STRENGTH, STRIDES = 8, (4, 2, 1)
 """The search starts at this index and walks downhill, first in large strides."""
+SHRINKAGES = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
+"""How far the covariance of a discriminant is moved towards a sphere; 1 classifies by the nearest class mean."""
 FOLDS = 5
 MAX_SEARCHED = 5_000_000
 """If images times classes exceed this, strengths are searched on a random sample of the images."""
@@ -26,6 +32,9 @@ SEARCH_ITERATIONS, SEARCH_TOLERANCE = 20, 1e-4
 FINAL_ITERATIONS, FINAL_TOLERANCE = 100, 1e-5
 HISTORY = 20
 """Gradients that L-BFGS remembers; more take longer and save no iterations here."""
+EMPTY_COUNT = 0.5
+"""Number of images that a class without images counts as."""
+Method = Literal["logistic", "discriminant"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,7 +45,11 @@ class LinearProbe:
     """(K, D)."""
     bias: Tensor
     """(K,)."""
+    method: Method
     strength: float
+    """The L2 penalty of logistic regression, or the shrinkage of a discriminant."""
+    temperature: float
+    """The logits are divided by it."""
     out_of_fold: Tensor
     """(N, K) logits of each image, from a classifier fitted without the image's fold."""
 
@@ -73,14 +86,34 @@ def sample_rows(labels: Tensor, *, classes: int, seed: int = 0) -> Tensor:
 class CrossValidation:
     """The best strength for some features, and the predictions that show it."""
 
+    method: Method
     strength: float
     out_of_fold: Tensor
     problem: "_Problem"
+    temperature: float = 1.0
 
     def fit(self) -> LinearProbe:
         """Return the probe fitted to all images."""
-        weight, bias = self.problem.fit(self.strength)
-        return LinearProbe(weight=weight, bias=bias, strength=self.strength, out_of_fold=self.out_of_fold)
+        weight, bias = self.problem.fit(self.method, self.strength, self.temperature)
+        return LinearProbe(
+            weight=weight,
+            bias=bias,
+            method=self.method,
+            strength=self.strength,
+            temperature=self.temperature,
+            out_of_fold=self.out_of_fold,
+        )
+
+    def calibrate(self) -> "CrossValidation":
+        """Return the same with logits divided by the temperature that fits the images out of fold.
+
+        As in Platt scaling, a few images that are all correct must not make the probe certain. Multi-label logits stay.
+        """
+        labels = self.problem.labels[: len(self.out_of_fold)]
+        if labels.ndim == 2:
+            return self
+        temperature = fit_temperature(self.out_of_fold, labels, smoothing=1 / (len(labels) + 2))
+        return replace(self, out_of_fold=self.out_of_fold / temperature, temperature=self.temperature * temperature)
 
 
 def cross_validate(
@@ -116,7 +149,30 @@ def cross_validate(
     for stride in strides:
         while (lower := min((best, best - stride, best + stride), key=loss_at)) != best:
             best = lower
-    return CrossValidation(strength=STRENGTHS[best], out_of_fold=tried[best], problem=problem)
+    return CrossValidation(method="logistic", strength=STRENGTHS[best], out_of_fold=tried[best], problem=problem)
+
+
+def cross_validate_discriminant(
+    features: Tensor,
+    labels: Tensor,
+    *,
+    classes: int,
+    folds: Tensor,
+    extra_views: Sequence[Tensor] = (),
+    class_weights: Tensor | None = None,
+    shrinkages: Sequence[float] = SHRINKAGES,
+) -> CrossValidation:
+    """Search the shrinkage of a linear discriminant by its calibrated loss. Labels are (N,) indices.
+
+    With `class_weights` all classes are equally probable beforehand, otherwise as often as they occur.
+    """
+    problem = _Problem(features, labels, classes, extra_views, class_weights)
+    logits = problem.cross_validate_discriminants(shrinkages, folds)
+    tried = [
+        CrossValidation(method="discriminant", strength=shrinkage, out_of_fold=out_of_fold, problem=problem).calibrate()
+        for shrinkage, out_of_fold in zip(shrinkages, logits, strict=True)
+    ]
+    return min(tried, key=lambda result: score(result.out_of_fold, labels).loss)
 
 
 def refit_probe(
@@ -128,12 +184,13 @@ def refit_probe(
     class_weights: Tensor | None = None,
 ) -> LinearProbe:
     """Return the probe fitted to other images at the same strength. It has no predictions out of fold."""
-    weight, bias = _Problem(features, labels, len(probe.bias), extra_views, class_weights).fit(probe.strength)
+    problem = _Problem(features, labels, len(probe.bias), extra_views, class_weights)
+    weight, bias = problem.fit(probe.method, probe.strength, probe.temperature)
     return replace(probe, weight=weight, bias=bias, out_of_fold=torch.empty(0, len(bias)))
 
 
 class _Problem:
-    """Logistic regression in the coordinates of the singular vectors of the features."""
+    """Linear classification in the coordinates of the singular vectors of the features."""
 
     def __init__(
         self,
@@ -154,11 +211,14 @@ class _Problem:
         self.labels, self.classes, self.class_weights = labels, classes, class_weights
         self.solutions: dict[int, Tensor] = {}
 
-    def fit(self, strength: float) -> tuple[Tensor, Tensor]:
-        """Return the weight (K, D) and the bias (K,) that minimize the penalized loss on all rows."""
-        start = torch.stack([*self.solutions.values()]).mean(0) if self.solutions else None
-        solution = self.solve(strength, start=start, iterations=FINAL_ITERATIONS, tolerance=FINAL_TOLERANCE)
-        return self.to_features(solution)
+    def fit(self, method: Method, strength: float, temperature: float) -> tuple[Tensor, Tensor]:
+        """Return the weight (K, D) and the bias (K,), fitted to all rows."""
+        if method == "discriminant":
+            solution = self.discriminants((strength,))[0]
+        else:
+            start = torch.stack([*self.solutions.values()]).mean(0) if self.solutions else None
+            solution = self.solve(strength, start=start, iterations=FINAL_ITERATIONS, tolerance=FINAL_TOLERANCE)
+        return self.to_features(solution / temperature)
 
     def cross_validate(self, strength: float, folds: Tensor) -> Tensor:
         """Return the (N, K) out-of-fold logits of the first view. Each fold starts at its solution before this one."""
@@ -170,6 +230,36 @@ class _Problem:
             held_out = (folds == fold).nonzero()[:, 0]
             logits[held_out] = torch.addmm(solution[-1], self.coordinates[held_out], solution[:-1])
         return logits
+
+    def cross_validate_discriminants(self, shrinkages: Sequence[float], folds: Tensor) -> Tensor:
+        """Return the (S, N, K) out-of-fold logits of the first view."""
+        rows = folds.repeat(len(self.labels) // len(folds))
+        logits = torch.empty(len(shrinkages), len(folds), self.classes)
+        for fold in folds.unique().tolist():
+            held_out = (folds == fold).nonzero()[:, 0]
+            solutions = self.discriminants(shrinkages, rows != fold)
+            logits[:, held_out] = self.coordinates[held_out] @ solutions[:, :-1] + solutions[:, -1:]
+        return logits
+
+    def discriminants(self, shrinkages: Sequence[float], chosen: Tensor | slice = slice(None)) -> Tensor:
+        """Return the (S, R + 1, K) weights, the bias last, of a discriminant for each shrinkage.
+
+        They are those of Gaussians with one covariance for all classes. It is measured in units of its mean variance.
+        """
+        x, labels = self.coordinates[chosen].double(), self.labels[chosen]
+        counts = labels.bincount(minlength=self.classes)
+        sums = torch.zeros(self.classes, x.shape[1], dtype=x.dtype).index_add_(0, labels, x)
+        means = sums / counts.clamp(min=1)[:, None]
+        residuals = x - means[labels]
+        variances, axes = torch.linalg.eigh(residuals.T @ residuals)
+        variances = variances.clamp(min=0)
+        variances = variances / variances.mean() if variances.mean() > 0 else torch.ones_like(variances)
+        rotated = means @ axes  # (K, R)
+        priors = counts.double().clamp(min=EMPTY_COUNT).log() if self.class_weights is None else counts.double() * 0
+        shrunk = [(1 - shrinkage) * variances + shrinkage for shrinkage in shrinkages]
+        weights = [rotated / variance for variance in shrunk]
+        solutions = [torch.cat([axes @ weight.T, (priors - (rotated * weight).sum(1) / 2)[None]]) for weight in weights]
+        return torch.stack(solutions).float()
 
     def solve(
         self,

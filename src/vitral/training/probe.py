@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from vitral.evaluation.linear_probe import (
     LinearProbe,
     choose_folds,
     cross_validate,
+    cross_validate_discriminant,
     refit_probe,
     sample_rows,
 )
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 POOLS = {"token": "class token", "mean": "mean of patches", "token+mean": "class token and mean"}
+METHODS = {"discriminant": "discriminant", "logistic": "logistic regression"}
+AVERAGE = "average of both"
 
 
 class Head(NamedTuple):
@@ -99,6 +102,21 @@ class ProbeFeatures:
     unreadable: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SearchedProbe:
+    """A kind of probe with its regularization, judged by cross-validation."""
+
+    pool: str
+    parts: tuple[CrossValidation, ...]
+    """Calibrated linear classifiers, whose average is the probe."""
+    scores: Scores
+    candidate: Candidate
+
+    @property
+    def out_of_fold(self) -> Tensor:
+        return average([part.out_of_fold for part in self.parts])
+
+
 def fit_probes(
     features: ProbeFeatures,
     config: ResolvedConfig,
@@ -108,70 +126,94 @@ def fit_probes(
     groups: Mapping[str, str],
     can_refit: bool,
 ) -> Generator[Event, None, Probe]:
-    """Fit a probe to each kind of pooled features and return the best by cross-validated loss.
+    """Fit several kinds of probes and return the best by cross-validated loss.
 
     `names` are those of the classes. Images of one of the `groups` are in one fold.
     """
     labels, classes = features.labels, len(names)
     folds = choose_folds(labels, seed=config.seed, groups=_group_numbers(features.items[: len(labels)], groups))
-    search = partial(cross_validate, classes=classes, class_weights=_class_weights(labels, config, classes))
+    weights = _class_weights(labels, config, classes)
     rows = sample_rows(labels, classes=classes, seed=config.seed)
-    validated, candidates = _search_pools(features, pools, search, folds=folds, rows=rows)
-    scores = {pool: score(winner.out_of_fold, labels[rows]) for pool, winner in validated.items()}
-    best = min(scores, key=lambda pool: scores[pool].loss)
-    columns, winner = pools[best], validated[best]
+    searched = search_probes(features, pools, folds=folds, rows=rows, classes=classes, class_weights=weights)
+    best = min(searched, key=lambda probe: probe.scores.loss)
+    columns, chosen, index = pools[best.pool], best.scores, searched.index(best)
     if len(rows) < len(labels):
-        first, *others = (view[:, columns] for view in features.train)
-        winner = search(first, labels, folds=folds, extra_views=others, start=winner.strength, strides=())
-    probe = winner.fit()
-    chosen, index, head = scores[best], list(pools).index(best), Head(probe.weight, probe.bias)
-    final_head, held_out = head, probe.out_of_fold[:0]
+        views = [view[:, columns] for view in features.train]
+        parts = [
+            _validate(part, views, labels, folds=folds, classes=classes, class_weights=weights) for part in best.parts
+        ]
+        best = replace(best, parts=tuple(parts))
+    probes, candidates = [part.fit() for part in best.parts], [probe.candidate for probe in searched]
+    head = _average_heads(probes)
+    final_head, held_out = head, best.out_of_fold[:0]
     if features.validation:
-        held_out = probe(features.validation[0][:, columns])
+        held_out = F.linear(features.validation[0][:, columns], *head)
         chosen = score(held_out, features.validation_labels)
         index = len(candidates)
         evidence = f"{chosen.images:,} validation images"
         candidates.append(describe_candidate("probe", chosen, evidence, seconds=features.seconds))
         if can_refit:
-            final_head = _fit_to_all(probe, features, config, columns)
+            final_head = _fit_to_all(probes, features, config, columns)
     candidates[index] = replace(candidates[index], chosen=True)
     yield from candidates
     return Probe(
         head=head,
         final_head=final_head,
-        pool=best,
+        pool=best.pool,
         scores=chosen,
         candidates=tuple(candidates),
         features=torch.cat([features.train[0], *features.validation[:1]])[:, columns],
         labels=torch.cat([labels, features.validation_labels]),
         unreadable=features.unreadable,
-        label_errors=_label_errors(features, torch.cat([probe.out_of_fold, held_out]), folds, names),
+        label_errors=_label_errors(features, torch.cat([best.out_of_fold, held_out]), folds, names),
     )
 
 
-def _search_pools(
+def search_probes(
     features: ProbeFeatures,
     pools: Mapping[str, slice],
-    search: Callable[..., CrossValidation],
     *,
     folds: Tensor,
     rows: Tensor,
-) -> tuple[dict[str, CrossValidation], list[Candidate]]:
-    """Search the strength for each kind of pooling on some rows of the features."""
+    classes: int,
+    class_weights: Tensor | None,
+) -> list[SearchedProbe]:
+    """Search the regularization of each kind of probe on some rows of the features.
+
+    A discriminant is quick, so it is fitted to every pooling and chooses the one for logistic regression. Multi-label
+    data only has the latter.
+    """
     labels = features.labels[rows]
-    validated: dict[str, CrossValidation] = {}
-    candidates: list[Candidate] = []
-    near: dict[str, Any] = {}
-    for pool, columns in pools.items():
+    settings: dict[str, Any] = {"classes": classes, "folds": folds[rows], "class_weights": class_weights}
+
+    def judge(pool: str, method: str, *parts: CrossValidation, seconds: float) -> SearchedProbe:
+        scores = score(average([part.out_of_fold for part in parts]), labels)
+        name, evidence = f"probe ({POOLS.get(pool, 'features')}, {method})", f"cross-validation on {len(rows):,} images"
+        candidate = describe_candidate(name, scores, evidence, seconds=features.seconds + seconds)
+        return SearchedProbe(pool=pool, parts=parts, scores=scores, candidate=candidate)
+
+    def search(function: Callable[..., CrossValidation], pool: str) -> SearchedProbe:
         start = time.perf_counter()
-        first, *others = (view[rows][:, columns] for view in features.train)
-        validated[pool] = search(first, labels, folds=folds[rows], extra_views=others, **near)
-        near = near or {"start": validated[pool].strength, "strides": (1,)}  # the other pools have similar features
-        name, evidence = f"probe ({POOLS.get(pool, 'features')})", f"cross-validation on {len(rows):,} images"
-        seconds = features.seconds + time.perf_counter() - start
-        scores = score(validated[pool].out_of_fold, labels)
-        candidates.append(describe_candidate(name, scores, evidence, seconds=seconds))
-    return validated, candidates
+        first, *others = (view[rows][:, pools[pool]] for view in features.train)
+        result = function(first, labels, extra_views=others, **settings).calibrate()
+        return judge(pool, METHODS[result.method], result, seconds=time.perf_counter() - start)
+
+    if labels.ndim == 2:
+        return [search(cross_validate, pool) for pool in pools]
+    searched = [search(cross_validate_discriminant, pool) for pool in pools]
+    best = min(searched, key=lambda probe: probe.scores.loss)
+    logistic = search(cross_validate, best.pool)
+    seconds = best.candidate.seconds + logistic.candidate.seconds - 2 * features.seconds
+    return [*searched, logistic, judge(best.pool, AVERAGE, *best.parts, *logistic.parts, seconds=seconds)]
+
+
+def _validate(found: CrossValidation, views: Sequence[Tensor], labels: Tensor, **settings: Any) -> CrossValidation:
+    """Return the cross-validation on all images of a regularization that was found on some of them."""
+    first, *others = views
+    if found.method == "logistic":
+        start = {"start": found.strength, "strides": ()}
+        return cross_validate(first, labels, extra_views=others, **start, **settings).calibrate()
+    return cross_validate_discriminant(first, labels, extra_views=others, shrinkages=(found.strength,), **settings)
 
 
 def _group_numbers(items: Sequence[Item], groups: Mapping[str, str]) -> Tensor:
@@ -200,13 +242,22 @@ def _label_errors(
     )
 
 
-def _fit_to_all(probe: LinearProbe, features: ProbeFeatures, config: ResolvedConfig, columns: slice) -> Head:
+def _fit_to_all(probes: Sequence[LinearProbe], features: ProbeFeatures, config: ResolvedConfig, columns: slice) -> Head:
     """Fit the probe to training and validation images together."""
     labels = torch.cat([features.labels, features.validation_labels])
-    views = [torch.cat(pair)[:, columns] for pair in zip(features.train, features.validation, strict=True)]
-    weights = _class_weights(labels, config, len(probe.bias))
-    fitted = refit_probe(probe, views[0], labels, extra_views=views[1:], class_weights=weights)
-    return Head(fitted.weight, fitted.bias)
+    first, *others = (torch.cat(pair)[:, columns] for pair in zip(features.train, features.validation, strict=True))
+    weights = _class_weights(labels, config, len(probes[0].bias))
+    return _average_heads(
+        [refit_probe(probe, first, labels, extra_views=others, class_weights=weights) for probe in probes]
+    )
+
+
+def _average_heads(probes: Sequence[LinearProbe]) -> Head:
+    return Head(average([probe.weight for probe in probes]), average([probe.bias for probe in probes]))
+
+
+def average(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([*tensors]).mean(0)
 
 
 def _class_weights(labels: Tensor, config: ResolvedConfig, classes: int) -> Tensor | None:
