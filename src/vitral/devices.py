@@ -1,8 +1,10 @@
-"""Choose the device and the precision, each with the reason for the choice."""
+"""Choose the device and the precision, each with the reason for the choice, and find the processes of a command."""
 
 import ctypes
+import os
 import re
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,6 +19,44 @@ class Choice:
 
     value: str
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """The processes that run one command together, and the place of this one among them."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    """The rank among the processes of this machine."""
+    reason: str = "started without a launcher"
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether this process writes files and prints."""
+        return self.rank == 0
+
+    def backend(self, *, has_cuda: bool) -> str:
+        """Return the backends of torch.distributed: gloo for tensors on the CPU, NCCL for those on a GPU."""
+        return "cpu:gloo,cuda:nccl" if has_cuda else "gloo"
+
+
+def find_world(environment: Mapping[str, str] | None = None) -> World:
+    """Return the world that torchrun describes in the environment; raise ConfigError for a static rendezvous.
+
+    After a static rendezvous, restarted processes would connect to the addresses of the dead ones.
+    """
+    values = os.environ if environment is None else environment
+    if values.get("WORLD_SIZE", "1") == "1" or "RANK" not in values:
+        return World()
+    rank, size, local_rank = (int(values.get(name, "0")) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    run_id = values.get("TORCHELASTIC_RUN_ID", "none")
+    if run_id == "none":
+        raise ConfigError(
+            f"WORLD_SIZE={size} comes from a static rendezvous, after which a lost process cannot be replaced.",
+            hint="Use torchrun --standalone, or --rdzv-backend c10d with --rdzv-endpoint and --rdzv-id.",
+        )
+    return World(rank=rank, size=size, local_rank=local_rank, reason=f"torchrun, rendezvous {run_id}")
 
 
 def normalize_device(device: str) -> str:

@@ -102,7 +102,9 @@ class Run:
             raise ConfigError(f"Cannot create the run folder {folder}: {error.strerror}.") from error
         if is_taken:
             is_unfinished = cls.is_run(folder) and not cls(folder).results.is_file()
-            hint = "Pass another --out" + (f", or resume it: vitral train --resume {folder}" if is_unfinished else ".")
+            hint = "Pass another --out" + (
+                f", or resume it: vitral train --resume {quote(str(folder))}" if is_unfinished else "."
+            )
             raise ConfigError(f"{folder} already exists; runs are never overwritten.", hint=hint)
 
     @classmethod

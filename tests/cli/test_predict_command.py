@@ -48,8 +48,15 @@ def test_there_is_a_row_per_image_in_order(model: str, photos: Path, tmp_path: P
     assert rows[0]["probability"] == rows[0]["top"][0]["probability"]
     assert [entry["label"] for entry in rows[0]["top"]] == ["red", "green"]
     assert rows[1] == {"file": str(bad), "error": "empty"}
-    assert rows[-1] == {"file": words[3], "error": "missing"}
+    assert rows[-1] == {"file": words[3], "error": "missing: no such file. Check the path"}
     assert {row["label"] for row in rows[2:-1]} == {"green"}
+
+
+def test_a_file_that_is_not_an_image_names_the_fix(model: str, tmp_path: Path) -> None:
+    (notes := tmp_path / "notes.txt").write_text("hello\n")
+    done = run("predict", model, str(notes))
+    assert done.returncode == 3
+    assert "not an image file (starts with b'hello\\n'). Convert it to JPEG or PNG" in done.stdout
 
 
 def test_rows_equal_the_predictions_of_python(model: str, photos: Path) -> None:

@@ -3,15 +3,17 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import vitral
 from tests.cli.conftest import TINY
+from tests.cli.typed import typed
 from tests.data.images import class_folders
-from vitral.errors import ConfigError, DataError
-from vitral.training.events import Finished, Warned
+from vitral.errors import ConfigError, DataError, VitralError
+from vitral.training.events import Event, Finished, Warned
 
 
 def test_test_images_are_read_before_training(tmp_path: Path) -> None:
@@ -35,6 +37,24 @@ def test_every_unreadable_image_is_listed(tmp_path: Path) -> None:
     warnings = " ".join(event.message for event in events if isinstance(event, Warned))
     assert "read" in warnings
     assert json.loads((tmp_path / "run" / "report.json").read_text())["bad_images"] == 3
+
+
+def test_a_misspelled_checkpoint_fails_first(photos: Path, tmp_path: Path) -> None:
+    events = vitral.train_events(photos, from_="dinov2-s41", out=tmp_path / "run")
+    with pytest.raises(VitralError, match="dinov2-s41"):
+        next(iter(events))
+
+
+def test_ctrl_c_before_the_first_step_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> Iterator[Event]:
+        yield Warned(message="The features take long.")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(vitral, "train_events", interrupted)
+    done = typed("train", "my photos", "--from", "vit-cifar10")
+    assert done.returncode == 130
+    assert "Nothing is saved yet, except finished features in the cache." in done.stderr
+    assert done.stderr.endswith("\n  vitral train 'my photos' --from vit-cifar10\n")
 
 
 def test_val_must_have_one_label_per_image_too(photos: Path, tmp_path: Path) -> None:

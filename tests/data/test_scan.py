@@ -66,11 +66,12 @@ def test_hostile_names_are_printed_harmlessly(tmp_path: Path) -> None:
     names = ["a\x1b[31mRED", "[bold]dog[red]", "caf\udce9"]
     class_folders(tmp_path, dict.fromkeys(names, 8))
     (tmp_path / names[0] / "\udcff\x1b.jpg").write_bytes(b"no")
+    (tmp_path / names[0] / "\udcfe.jpg").write_bytes(b"no")
     (tmp_path / names[0] / "x.\udcff").write_bytes(b"no")
     for shown in ("human", "json", "quiet"):
         done = run("data", str(tmp_path), "--format", shown)
         assert done.returncode == 2, done.stderr
-        assert "1 of 25 images are unreadable" in done.stdout
+        assert "2 of 26 images are unreadable" in done.stdout
         assert "\x1b" not in done.stdout
         assert "[bold]dog[red]" in done.stdout or shown == "quiet"
         assert "caf\\" in done.stdout or shown == "quiet"
@@ -80,7 +81,10 @@ def test_hostile_names_are_printed_harmlessly(tmp_path: Path) -> None:
 def test_too_many_unreadable_images_are_a_problem(tmp_path: Path) -> None:
     class_folders(tmp_path, {"a": 10, "b": 10})
     (tmp_path / "a" / "000.png").write_bytes(b"")
-    assert "unreadable" in scan(tmp_path).problems[0]
+    assert scan(tmp_path).can_train  # training skips one image of a small dataset as well
+    assert "1 image is unreadable; training skips it." in scan(tmp_path).warnings
+    (tmp_path / "a" / "001.png").write_bytes(b"")
+    assert "2 of 20 images are unreadable" in scan(tmp_path).problems[0]
     assert scan(tmp_path, max_bad_fraction=0.1).can_train
     one = class_folders(tmp_path / "one", {"only": 5})
     assert "at least 2" in scan(one).problems[0]
@@ -97,7 +101,8 @@ def test_the_command(tmp_path: Path) -> None:
     result = json.loads(run("data", str(tmp_path / "data"), "--format", "json").stdout)
     assert result["can_train"] is True
     assert result["splits"] == {"train": 18}
-    (tmp_path / "data" / "cat" / "000.png").write_bytes(b"")
+    for name in ("000.png", "001.png"):
+        (tmp_path / "data" / "cat" / name).write_bytes(b"")
     bad = run("data", str(tmp_path / "data"), "--format", "quiet")
     assert bad.returncode == 2
     assert "unreadable" in bad.stdout

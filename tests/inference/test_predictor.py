@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import vitral
@@ -25,6 +26,14 @@ def test_every_kind_of_input_gives_the_same_probabilities(run: Path, photos: Pat
             prediction = predictor(image)
             assert [label for label, _ in prediction.top(5)] == [label for label, _ in expected.top(5)]
             np.testing.assert_allclose(prediction.probabilities, expected.probabilities, atol=1e-5)
+
+
+def test_a_tensor_is_an_image_too(run: Path, photos: Path) -> None:
+    file, predictor = photos / "test" / "red" / "000.png", vitral.Predictor(run)
+    tensor = torch.from_numpy(np.array(Image.open(file).convert("RGB"))).permute(2, 0, 1)
+    np.testing.assert_allclose(predictor(tensor).probabilities, predictor(file).probabilities, atol=1e-5)
+    with pytest.raises(vitral.DataError, match=r"got float32 \(3, .*before normalization"):
+        predictor(tensor / 255)
 
 
 def test_predictions_equal_an_evaluation(run: Path, photos: Path) -> None:

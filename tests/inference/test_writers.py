@@ -38,6 +38,12 @@ def test_two_processes_do_not_write_one_file(run: Path, photos: Path, tmp_path: 
     assert len(out.read_text().splitlines()) == 8
 
 
+def test_a_file_of_an_older_version_names_the_fix(run: Path, photos: Path, tmp_path: Path) -> None:
+    (out := tmp_path / "rows.csv").write_text("file,label,probability,error\n")
+    with pytest.raises(ConfigError, match="older version.*`unusual`.*Pass another --out"):
+        list(predict_to_file(vitral.Predictor(run), images_of(photos), out, top=1, resume=True))
+
+
 DEEP = "[" * 100_000
 HOSTILE = {
     "another JSON file": ("jsonl", '{"mine": 1}\n'),

@@ -1,10 +1,16 @@
 """What fits into a time budget."""
 
+import time
+from collections.abc import Generator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from vitral.training import warm_start
 from vitral.training.budget import MIN_SIDE, MIN_TEST_IMAGES, PLANNED_SHARE, TRAINED_EPOCHS, Workload, fit_plan
+from vitral.training.events import Chosen, Measuring
 
 WORK = Workload(
     train=1000,
@@ -23,7 +29,7 @@ WORKS = dict.fromkeys(range(224, MIN_SIDE - 1, -14), WORK)
 def seconds_of(*, side: int, test: int, extra_views: int, image: float, epochs: int = TRAINED_EPOCHS) -> float:
     """Forward passes of every split, of the extra views, and of the epochs with the refit and its checks."""
     passes = 1000 + 100 + test + extra_views * 0.3 * 1100 + epochs * 0.5 * (1000 + 2 * 100)
-    passes += 0.4 * (5 * 100 + 2 * 300) if epochs else 0  # three models, two passes for novelty
+    passes += 0.4 * (5 * 100 + 300) if epochs else 0  # three models, novelty, the refitted model
     return passes * image * (side / 224) ** 2 / PLANNED_SHARE
 
 
@@ -96,3 +102,53 @@ def test_few_images_still_get_a_useful_number_of_steps() -> None:
     assert few.seconds(0.1) > 0.1 * 0.5 * 40 * 64
     assert plan.side < 224
     assert plan.is_trained
+
+
+# ---- the speed is measured again while features are computed ----
+
+
+def plan_at(seconds: float, choices: tuple[Chosen, ...] = ()) -> Any:
+    """Stands for a plan that expects so many seconds per image."""
+    return SimpleNamespace(
+        image_seconds=seconds, choices=choices, model=None, splits=None, config=SimpleNamespace(minutes=1.0)
+    )
+
+
+def run_plan(monkeypatch: pytest.MonkeyPatch, *, expected: float, images: int = 40) -> tuple[list[float], list[Any]]:
+    """Compute features at 10 ms per image in batches of 4; return the expectations of all plans, and the events."""
+    computed: list[float] = []
+
+    def compute(_model: object, _config: object, _dataset: object, _splits: object) -> Generator[Any, None, Any]:
+        for done in range(4, images + 1, 4):
+            time.sleep(0.04)
+            yield Measuring(what="features", done=done, total=images)
+        return "features", None
+
+    def replan(plan: Any, seconds: float) -> Any:
+        computed.append(seconds)
+        if 0.5 < seconds / plan.image_seconds < 2:
+            return None
+        return plan_at(seconds, (*plan.choices, Chosen(name="image_size", value=1, reason="")))
+
+    monkeypatch.setattr(warm_start, "_compute", compute)
+    monkeypatch.setattr(warm_start, "MIN_CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(warm_start, "CHECK_FRACTION", 0.0)
+    running = warm_start._compute_in_time(plan_at(expected), None, replan, restarts=2)  # type: ignore[arg-type]
+    events: list[Any] = [*running]
+    return computed, events
+
+
+@pytest.mark.parametrize(("expected", "restarts"), [(0.01, 0), (0.1, 1), (0.001, 1)])
+def test_a_wrong_first_measurement_is_corrected(
+    monkeypatch: pytest.MonkeyPatch, expected: float, restarts: int
+) -> None:
+    measured, events = run_plan(monkeypatch, expected=expected)
+    assert all(0.008 < seconds < 0.03 for seconds in measured)
+    assert sum(isinstance(event, Chosen) for event in events) == restarts
+    assert events[-1].done == 40
+
+
+def test_features_that_are_nearly_complete_do_not_start_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured, events = run_plan(monkeypatch, expected=0.1, images=12)
+    assert not measured
+    assert len(events) == 3

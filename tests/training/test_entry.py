@@ -280,9 +280,9 @@ def test_several_processes_are_refused(
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(vitral.ConfigError, match="WORLD_SIZE=2.*without torchrun"):
+    with pytest.raises(vitral.ConfigError, match="WORLD_SIZE=2.*static rendezvous"):
         train(folder, tmp_path / "run")
-    with pytest.raises(vitral.ConfigError, match="WORLD_SIZE=2.*without torchrun"):
+    with pytest.raises(vitral.ConfigError, match="WORLD_SIZE=2.*static rendezvous"):
         list(resume_run(*reopen(unfinished, None, {})))
 
 

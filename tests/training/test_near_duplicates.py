@@ -47,6 +47,13 @@ def test_pairs_across_given_splits_are_listed(tmp_path: Path) -> None:
     assert not run.read_report().get("random_split")
 
 
+def test_there_is_no_table_without_a_search(tmp_path: Path) -> None:
+    data = write_digits(tmp_path / "data", 20)
+    run = vitral.train(data, out=tmp_path / "run", near_duplicates="ignore", **SETTINGS)
+    assert (run.folder / "label-errors.csv").is_file()
+    assert not (run.folder / "near-duplicates.csv").exists()
+
+
 def test_pairs_stay_in_one_split(tmp_path: Path) -> None:
     data = write_digits(tmp_path / "data", 40)
     for number in range(0, 40, 4):

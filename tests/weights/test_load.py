@@ -202,10 +202,12 @@ def test_heads_that_the_file_does_not_state(
     loaded = vitral.load(timm_file(tmp_path / "x.safetensors", width, depth, mlp))
     assert loaded.model.config.heads == heads
     (line,) = [line for line in report_of(loaded).assumed if "heads" in line]
+    assert ("is a guess" in str(report_of(loaded).warnings)) == ("64 channels per head" in line)
     assert reason in line
     overridden = vitral.load(tmp_path / "x.safetensors", heads=heads * 2)
     assert overridden.model.config.heads == heads * 2
     assert "heads" not in str(report_of(overridden).assumed)
+    assert "is a guess" not in str(report_of(overridden).warnings)
 
 
 def test_heads_that_cannot_be_guessed(tmp_path: Path) -> None:

@@ -12,23 +12,29 @@ from shutil import which
 from typing import Annotated, Any
 
 from vitral import __version__, cache
-from vitral.cli.parameters import Format, Switch, option
+from vitral.cli.parameters import Device, Format, Switch, option
 from vitral.console.output import show_as
 from vitral.console.tables import show_findings
 
 
 def doctor(
     *,
+    check: Annotated[
+        Switch, option("Test this machine for about a minute: train, kill, resume, predict, export.")
+    ] = False,
+    device: Annotated[Device | None, option("Device to test with --check, such as cuda:1.", "DEVICE")] = None,
     clear_cache: Annotated[Switch, option("Delete everything that vitral keeps in its cache.")] = False,
     format: Annotated[Format, option("human, json or quiet (problems only).")] = "human",
 ) -> None:
     """Check the installation: device, versions, cache, and what is missing.
 
-    Exits with code 1 if a required package is missing.
+    Exits with code 1 if a required package is missing, or if a test of --check fails. The tests need no network and
+    leave nothing behind.
 
     Examples
     --------
     vitral doctor
+    vitral doctor --check
     vitral doctor --clear-cache
     vitral doctor --format json
     """
@@ -36,11 +42,28 @@ def doctor(
     findings = examine()
     if removed is not None:
         findings["cache"]["removed"] = removed
+    if check:
+        findings["checks"] = run_self_test(device or "auto", is_shown=format == "human")
+        failed = [row for row in findings["checks"] if row["result"] == "fails"]
+        findings["problems"] += [f"{row['name']}: {row['detail']}" for row in failed]
     is_quiet = format == "quiet"
     show = partial(show_findings, findings, problems_only=is_quiet)
     show_as("human" if is_quiet else format, json=findings, human=show)
     if findings["problems"]:
         sys.exit(1)
+
+
+def run_self_test(device: str, *, is_shown: bool) -> list[dict[str, Any]]:
+    """Return the results of the self-test, and name each on standard error as it ends."""
+    from vitral.devices import choose_device
+    from vitral.self_test import run_checks
+
+    rows = []
+    for result in run_checks(choose_device(device).value):
+        if is_shown:
+            print(f"{result.name}: {result.result} ({result.seconds:.1f} s)", file=sys.stderr)
+        rows.append(result.as_dict())
+    return rows
 
 
 EXTRAS = {

@@ -1,12 +1,18 @@
 """The `vitral` command: find the command, call it, and turn every failure into one sentence and an exit code.
 
-Exit codes: 0 done, 1 failed, 2 usage error or unusable input, 3 done but some inputs failed, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 usage error or unusable input, 3 done but some inputs failed, 130 interrupted,
+143 terminated.
 """
 
 import os
+import shlex
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from io import StringIO, TextIOWrapper
+from types import FrameType
 from typing import NoReturn
 
 from cyclopts import App, Group
@@ -14,6 +20,7 @@ from cyclopts.exceptions import CycloptsError, UnusedCliTokensError
 
 from vitral import __version__
 from vitral.cli.help import PlainHelp, examples
+from vitral.cli.launch import silence_other_ranks
 from vitral.errors import VitralError
 from vitral.files import printable
 
@@ -72,17 +79,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command in `arguments` (default: the command line) and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     configure_streams()
+    silence_other_ranks()
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
-        app(prepare(words), print_error=False, exit_on_error=False, result_action="return_value")
-        sys.stdout.flush()
+        with exit_on_sigterm():
+            app(prepare(words), print_error=False, exit_on_error=False, result_action="return_value")
+            sys.stdout.flush()
     except CycloptsError as error:
         _exit(2, _one_sentence(error), debug, error)
     except VitralError as error:
         _exit(error.exit_code, str(error), debug, error)
-    except KeyboardInterrupt:
-        _exit(130, "Interrupted.", debug=False, error=None)
+    except KeyboardInterrupt as interrupt:
+        again = f"{interrupt}\n  vitral {shlex.join(words)}"
+        _exit(130, again if str(interrupt) else "Interrupted.", debug=False, error=None)
     except BrokenPipeError:  # the reader closed the pipe, as head does
         _discard_output()
         sys.exit(0)
@@ -92,11 +102,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(0)
         raise
     except (MemoryError, RuntimeError) as error:
+        if is_lost_process(error):
+            _exit(1, "Another process of this command ended or stopped responding.", debug, error)
         if not is_out_of_memory(error):
             raise
         _exit(1, "Out of memory. Reduce --batch-size, --image-size or the model.", debug, error)
     except OSError as error:
         _exit(1, _describe_os_error(error), debug, error)
+
+
+@contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """Exit with code 143 on SIGTERM. Training catches the signal first, while it has a state to save."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def terminate(number: int, _: FrameType | None) -> None:
+        with suppress(OSError):
+            os.write(2, b"vitral: Terminated.\n")  # a print could be inside another one
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def prepare(words: list[str]) -> list[str]:
@@ -136,6 +167,11 @@ def is_out_of_memory(error: Exception) -> bool:
     """Return whether memory ran out. On a CPU, torch raises a plain RuntimeError; torch itself is not imported here."""
     is_memory_error = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return is_memory_error or "allocate memory" in str(error)
+
+
+def is_lost_process(error: Exception) -> bool:
+    """Return whether torch.distributed lost another process, which reports its own failure."""
+    return "/gloo/" in str(error) or type(error).__name__ in ("DistBackendError", "DistNetworkError")
 
 
 def configure_streams() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import vitral
+from vitral.cli.launch import check_single_process
 from vitral.cli.parameters import (
     BatchSize,
     Device,
@@ -63,6 +64,7 @@ def predict(
     from vitral.data.sources.image_files import find_images
     from vitral.inference.writers import check_prediction_target, predict_to_file
 
+    check_single_process("predict")
     check_int("--top", top, minimum=1)
     if reject is not None:
         check_number("--reject", reject, above=0, maximum=1)
@@ -143,6 +145,7 @@ def features(
     from vitral.data.sources.image_files import find_images
     from vitral.inference.writers import check_feature_target, features_to_file
 
+    check_single_process("features")
     check_feature_target(out)
     files = find_images(images, sys.stdin)
     predictor = vitral.Predictor(

@@ -4,14 +4,20 @@ import sys
 import webbrowser
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 import vitral
+from vitral.cli.launch import is_launched, launch
 from vitral.cli.parameters import Device, File, Format, OptionalInt, OptionalNumber, Switch, Text, option, split_setting
 from vitral.console.output import show_as, show_lines
 from vitral.console.tables import show_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vitral.console.training import Ending, Event
 
 AUTO = Parameter(show_default="auto")
 RECIPES = (
@@ -73,6 +79,9 @@ def train(
     config: Annotated[File, option("Read settings from a TOML file.")] = None,
     out: Annotated[Path | None, option("Run folder to create. By default runs/<data>-<model>-<n>.", "DIR")] = None,
     resume: Annotated[Path | None, option("Continue an interrupted run.", "RUN")] = None,
+    processes: Annotated[
+        OptionalInt, option("Train in this many processes of this machine, one per GPU.", show_default="1")
+    ] = None,
     tensorboard: Annotated[Switch, option("Also write curves to RUN/tensorboard.")] = False,
     print_config: Annotated[Switch, option("Print all settings as a TOML file and exit.")] = False,
     help_all: Annotated[Switch, option("List all other settings, such as --ema, and exit.")] = False,
@@ -95,21 +104,45 @@ def train(
     vitral train photos/ --from dinov2-s14 --minutes 10
     vitral train photos/ --from dinov2-b14 --tune lora
     vitral train builtin:digits --model vit-nano7 --epochs 20 --optim.lr 3e-4
+    vitral train photos/ --model vit-s16 --processes 2
     vitral train --resume runs/photos-1
     """
     if help_all:
         show_settings(list_settings(), RECIPES.split(", "))
         return
+    if processes is not None and processes != 1 and not is_launched():
+        sys.exit(launch(processes, sys.argv[1:]))
     values: dict[str, Any] = settings.by_name() | dict(split_setting(setting, "--set optim.lr=3e-4") for setting in set)
     sources: dict[str, Any] = {"recipe": recipe, "config": config}
     if print_config:
         sys.stdout.write(resolved_toml(data, values, resume=resume, out=out, **sources))
     else:
-        from vitral.console.training import Interrupted, show_training
+        from vitral.console.training import Interrupted
 
         events = vitral.train_events(data, tensorboard=tensorboard, resume=resume, out=out, **sources, **values)
-        if isinstance(ending := show_training(events, format), Interrupted):
+        if isinstance(ending := _show(events, format, is_new=resume is None), Interrupted):
             sys.exit(128 + ending.signal)
+
+
+def _show(events: "Iterator[Event]", format: Format, *, is_new: bool) -> "Ending | None":
+    """Show a run and return its last event. Explain Ctrl-C before the run has a folder."""
+    from vitral.console.training import Started, show_training
+
+    started = False
+
+    def watched() -> "Iterator[Event]":
+        nonlocal started
+        for event in events:
+            started = started or isinstance(event, Started)
+            yield event
+
+    try:
+        return show_training(watched(), format)
+    except KeyboardInterrupt:
+        if started or not is_new:
+            raise
+        kept = "Nothing is saved yet, except finished features in the cache."
+        raise KeyboardInterrupt(f"Interrupted before the first step. {kept} Start again with:") from None
 
 
 def resolved_toml(

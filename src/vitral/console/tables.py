@@ -205,7 +205,7 @@ def _run_cells(run: "RunSummary") -> tuple[str, ...]:
 def show_findings(findings: Mapping[str, Any], *, problems_only: bool) -> None:
     """Print what `vitral doctor` found: versions, device, extras, cache and problems."""
     if not problems_only:
-        nested = ("packages", "problems", "extras", "cache")
+        nested = ("packages", "problems", "extras", "cache", "checks")
         rows = [(name, _finding(value)) for name, value in findings.items() if name not in nested]
         rows += [(name, version or "missing") for name, version in findings["packages"].items()]
         rows += [(name, _extra(name, extra)) for name, extra in findings["extras"].items()]
@@ -213,10 +213,22 @@ def show_findings(findings: Mapping[str, Any], *, problems_only: bool) -> None:
         width = max(len(name) for name, _ in rows) + 2
         for name, text in rows:
             print_line(f"{name:<{width}}{text}")
+        _show_checks(findings.get("checks", ()))
     for problem in findings["problems"]:
         print_line(f"Problem: {problem}", "red")
     if not findings["problems"] and not problems_only:
         print_line("No problems found.", "green")
+
+
+def _show_checks(checks: Sequence[Mapping[str, Any]]) -> None:
+    """Print what holds on this machine."""
+    if not checks:
+        return
+    width = max(len(check["name"]) for check in checks) + 2
+    print_line("\nSelf-test", "bold")
+    for check in checks:
+        style = {"holds": "green", "fails": "red"}.get(check["result"])
+        print_line(f"{check['name']:<{width}}{check['result']:<9}{check['seconds']:6.1f} s  {check['detail']}", style)
 
 
 def _finding(value: object) -> str:

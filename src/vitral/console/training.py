@@ -67,10 +67,11 @@ def result_lines(finished: Finished) -> list[str]:
     else:
         score = format_accuracy(scores)
         commands = [f"vitral predict {folder} IMAGE", f"vitral evaluate {folder}"]
+    trained = format_clock(finished.train_seconds)
     tried = run.read_report().get("candidates") or ()
     return [
         *(["Tried   " + tried_line(tried[0]), *("        " + tried_line(row) for row in tried[1:])] if tried else ()),
-        f"{score} after {format_clock(finished.train_seconds)} of training",
+        score if finished.best_step == 0 and finished.train_seconds < 1 else f"{score} after {trained} of training",
         f"Report  {run.report}",
         f"Model   {run.model}",
         f"Next    {commands[0]}",

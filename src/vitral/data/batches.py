@@ -7,7 +7,7 @@ A resumed run therefore needs to remember two numbers.
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,20 @@ Job = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Share:
+    """The whole batch that a process has a part of: everything but the images of the others."""
+
+    start: int
+    """The position of the first image of the part."""
+    labels: Tensor
+    items: Tensor
+
+    @property
+    def size(self) -> int:
+        return len(self.items)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Batch:
     """Images and labels of one step."""
 
@@ -44,6 +58,13 @@ class Batch:
     """(B,) indices of the items."""
     bad: tuple[tuple[int, str], ...] = ()
     """Items that could not be read, with the reason; the other fields do not contain them."""
+    share: Share | None = None
+    """The whole batch, if several processes train on it."""
+
+    @property
+    def whole(self) -> Share:
+        """Return the whole batch: this one, unless several processes train on it."""
+        return self.share or Share(start=0, labels=self.labels, items=self.items)
 
 
 class ImageDataset(TorchDataset[tuple[int, Tensor | str]]):
@@ -156,6 +177,7 @@ class BatchLoader:
     """Number of worker processes; 0 loads in this process."""
     rank: int = 0
     world: int = 1
+    """Number of processes. Each loads its part of a shuffled batch, or every so many of the batches in order."""
     _jobs: list[list[Job]] = field(default_factory=list, init=False, repr=False)
     """The batches of the current epoch, for worker processes that outlive it."""
     _pool: _WorkerPool | None = field(default=None, init=False, repr=False)
@@ -179,7 +201,8 @@ class BatchLoader:
         order, size = self.order(epoch), self.batch_size
         numbers = range(self.batches_per_epoch)[start:stop]
         batches = [order[number * size : (number + 1) * size] for number in numbers]
-        jobs: list[list[Job]] = [[(epoch, int(index)) for index in batch[self.rank :: self.world]] for batch in batches]
+        batches = share_batches(batches, self.rank, self.world, split=self.shuffle)
+        jobs: list[list[Job]] = [[(epoch, int(index)) for index in batch] for batch in batches]
         if not self.workers:
             yield from (self.collate([self.images[job] for job in batch]) for batch in jobs)
             return
@@ -210,6 +233,20 @@ class BatchLoader:
             items=torch.tensor(indices, dtype=torch.long),
             bad=tuple((index, reason) for index, reason in loaded if isinstance(reason, str)),
         )
+
+
+Indices = TypeVar("Indices", np.ndarray, Tensor)
+
+
+def share_batches(batches: list[Indices], rank: int, world: int, *, split: bool) -> list[Indices]:
+    """Return what a process loads: its part of every batch, or whole batches in turn, as many as every other process.
+
+    A part is a run of images in a row, as micro-batches are.
+    """
+    if split:
+        return [batch[rank * len(batch) // world : (rank + 1) * len(batch) // world] for batch in batches]
+    mine = batches[rank::world]
+    return mine + [batches[0][:0]] * (-(-len(batches) // world) - len(mine))
 
 
 def epoch_order(images: int, seed: int, epoch: int, *, shuffle: bool) -> np.ndarray:

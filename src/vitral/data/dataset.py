@@ -58,7 +58,7 @@ class FileSource:
                     stream.seek(0)
                 return stream.read()
         except FileNotFoundError:
-            raise BadImageError("missing") from None
+            raise BadImageError("missing", "no such file. Check the path") from None
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
             raise BadImageError("unreadable", getattr(error, "strerror", None) or str(error)) from error
 

@@ -108,7 +108,7 @@ def _find_format(content: bytes) -> str:
         return "WEBP"
     if name := heif.find_format(content):
         return name
-    raise BadImageError("unsupported", f"starts with {content[:8]!r}")
+    raise BadImageError("unsupported", f"not an image file (starts with {content[:8]!r}). Convert it to JPEG or PNG")
 
 
 def check_bytes(size: int) -> None:

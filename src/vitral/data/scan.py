@@ -206,13 +206,19 @@ def _judge_classes(result: Scan, data: DatasetIndex) -> None:
         result.warnings.append(f"The largest class has {ratio}; training weights the classes.")
 
 
+def max_bad_images(total: int, max_fraction: float) -> float:
+    """Return how many of `total` training images may be unreadable. A small dataset may have as many as one of 100."""
+    return max_fraction * max(total, 100)
+
+
 def _judge_images(result: Scan, total: int, max_bad_fraction: float) -> None:
     bad = len(result.unreadable)
-    if total and bad > max_bad_fraction * total:
+    if total and (bad == total or bad > max_bad_images(total, max_bad_fraction)):
         limit = f"expected at most {max_bad_fraction:.3g} of them"
         result.problems.append(f"{bad} of {total} images are unreadable ({limit}).")
     elif bad:
-        result.warnings.append(f"{bad} images are unreadable; training skips them.")
+        are = "image is unreadable; training skips it" if bad == 1 else "images are unreadable; training skips them"
+        result.warnings.append(f"{bad} {are}.")
     if leaked := len(result.leaked):
         result.warnings.append(f"{leaked} images of other splits are also in train; scores will be inflated.")
     if copies := sum(len(group) - 1 for group in result.duplicates):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from vitral.collectives import current_world, join_world
 from vitral.data.scan import Progress
 from vitral.errors import ConfigError, DataError, check_int
 from vitral.evaluation.evaluation_data import EvaluationData, choose_evaluation_data
@@ -139,6 +140,7 @@ def evaluate_events(
     model: ModelSource, data: DataSource | None, options: EvaluateOptions
 ) -> Iterator[Progress | Evaluation]:
     """Evaluate a model as `evaluate` does; yield progress, then the Evaluation."""
+    join_world()
     loaded = _load(model, options, image_size=options.image_size)
     if not options.uses_features:
         loaded.check_has_head()
@@ -185,7 +187,12 @@ def _run(
     """Yield progress and return the logits of the test images."""
     model, items = matched.model, relabel(data.test, matched.indices)
     loader = make_loader(
-        model, items, multi_label=data.dataset.multi_label, batch_size=options.batch_size, workers=options.workers
+        model,
+        items,
+        multi_label=data.dataset.multi_label,
+        batch_size=options.batch_size,
+        workers=options.workers,
+        world=current_world(),
     )
     outputs = yield from run_model(loader, model.logits)
     model.check_finite(outputs.outputs)

@@ -136,10 +136,11 @@ def check_suspect_target(folder: Path) -> None:
             raise ConfigError(f"{folder / name} already exists.", hint="Pass another --out.")
 
 
-def write_suspects(suspects: Suspects, folder: Path) -> list[Path]:
-    """Write label-errors.csv and near-duplicates.csv to a folder and return their paths."""
+def write_suspects(suspects: Suspects, folder: Path, *, near_duplicates: bool = True) -> list[Path]:
+    """Write label-errors.csv and (if they were searched) near-duplicates.csv to a folder; return their paths."""
     tables = ((LABEL_ERRORS_FILE, LabelErrorRow, suspects.label_errors),)
-    tables += ((NEAR_DUPLICATES_FILE, NearDuplicateRow, suspects.near_duplicates),)
+    if near_duplicates:
+        tables += ((NEAR_DUPLICATES_FILE, NearDuplicateRow, suspects.near_duplicates),)
     paths = []
     for name, kind, rows in tables:
         with (

@@ -89,17 +89,13 @@ def fit_novelty(
     *,
     held_out: Tensor | None = None,
     folds: Tensor | None = None,
-    quantiles: Tensor | None = None,
 ) -> Novelty:
     """Fit the statistics to (N, D) training features with (N,) labels, or (N, K) of 0 and 1 for multi-label data.
 
     Distances are calibrated on `held_out`, (M, D) features of other images. Without them, each of the `folds` is
     measured by the statistics of the others, which is right only if the network was not trained on these images.
-    `quantiles` are those of an earlier calibration.
     """
     statistics = _fit_statistics(features, labels)
-    if quantiles is not None:
-        return replace(statistics, quantiles=quantiles)
     if held_out is not None:
         return _calibrate(statistics, statistics.distance(held_out))
     if len(features) < 2:

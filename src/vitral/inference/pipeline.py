@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from vitral.collectives import gather
 from vitral.data.batches import Batch, BatchLoader, ImageDataset
 from vitral.data.dataset import Item
 from vitral.data.scan import Progress
+from vitral.devices import World
 from vitral.errors import DataError
 
 if TYPE_CHECKING:
@@ -51,7 +53,13 @@ class ModelOutputs:
 
 
 def make_loader(
-    model: "LoadedModel", items: Sequence[Item], *, multi_label: bool = False, batch_size: int = 64, workers: int = 0
+    model: "LoadedModel",
+    items: Sequence[Item],
+    *,
+    multi_label: bool = False,
+    batch_size: int = 64,
+    workers: int = 0,
+    world: World = World(),  # noqa: B008 (frozen)
 ) -> BatchLoader:
     """Return a loader that preprocesses the images as the model expects them, in order."""
     return BatchLoader(
@@ -60,6 +68,8 @@ def make_loader(
         classes=len(model.labels),
         multi_label=multi_label,
         workers=workers,
+        rank=world.rank,
+        world=world.size,
     )
 
 
@@ -76,15 +86,43 @@ class Loader(Protocol):
 
     @property
     def images(self) -> Images: ...
+    @property
+    def world(self) -> int: ...
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]: ...
 
 
 def run_model(loader: Loader, compute: Compute) -> Generator[Progress, None, ModelOutputs]:
     """Yield progress and return the outputs of ``compute`` for every batch. Raise DataError if no image is readable."""
     outputs = yield from run_batches(loader.epoch(), compute, loader.images.items)
+    if loader.world > 1:
+        outputs = join_outputs(gather(outputs_of(outputs)), outputs.items)
     if not len(outputs.outputs):
         raise no_readable_image(outputs.items, outputs.unreadable)
     return outputs
+
+
+def outputs_of(outputs: ModelOutputs) -> "Rows":
+    """Return what another process needs."""
+    return outputs.outputs, outputs.labels, outputs.indices, outputs.unreadable
+
+
+Rows = tuple[Tensor, Tensor, Tensor, tuple[tuple[str, str], ...]]
+
+
+def join_outputs(parts: Sequence[Rows], items: Sequence[Item]) -> ModelOutputs:
+    """Return the outputs of all processes in the order of the items, as one process would have computed them."""
+    filled = [part for part in parts if len(part[2])] or parts[:1]
+    outputs, labels, indices = map(torch.cat, zip(*(part[:3] for part in filled), strict=True))
+    order = indices.argsort(stable=True)
+    position = {item.key: number for number, item in enumerate(items)}
+    unreadable = sorted((bad for part in parts for bad in part[3]), key=lambda bad: position[bad[0]])
+    return ModelOutputs(
+        items=items,
+        outputs=outputs[order],
+        labels=labels[order],
+        indices=indices[order],
+        unreadable=tuple(unreadable),
+    )
 
 
 def run_batches(

@@ -23,7 +23,7 @@ from vitral.weights.checkpoint import Checkpoint
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    ImageInput = str | Path | bytes | Image | np.ndarray
+    ImageInput = str | Path | bytes | Image | np.ndarray | Tensor
 
 MAX_BATCH_SIZE = 2**31
 AnyInput = TypeVar("AnyInput", bound="ImageInput")
@@ -61,8 +61,8 @@ class Failure:
 class Predictor:
     """A model that predicts labels of images.
 
-    An image is a path, the bytes of a file, a PIL image, or an array of (H, W, C) or (H, W). Several threads may share
-    a Predictor.
+    An image is a path, the bytes of a file, a PIL image, an array (H, W, C) or (H, W), or a uint8 tensor (C, H, W).
+    Several threads may share a Predictor.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Predictor:
         return f"<Predictor of {self._name}: {len(self.labels)} labels, images of {size}, on {self.loaded.device}>"
 
     @overload
-    def __call__(self, images: "bytes | Image | np.ndarray") -> Prediction: ...
+    def __call__(self, images: "bytes | Image | np.ndarray | Tensor") -> Prediction: ...
     @overload
     def __call__(self, images: str | Path) -> Prediction | Any: ...  # noqa: ANN401 (a list for a folder)
     @overload
@@ -181,8 +181,11 @@ class Predictor:
                 content = from_pillow(image, preprocess.channels, background=preprocess.background)
             elif isinstance(image, np.ndarray):
                 content = from_array(cast(np.ndarray, image), preprocess.channels, background=preprocess.background)
+            elif isinstance(image, Tensor):
+                array = _as_array(image)
+                content = from_array(array, preprocess.channels, background=preprocess.background)
             else:
-                expected = "a path, bytes, a PIL image or an array (H, W, C)"
+                expected = "a path, bytes, a PIL image, an array (H, W, C) or a uint8 tensor (C, H, W)"
                 raise DataError(f"Expected {expected}, got {type(image).__name__}.")
             return preprocess_image(content, preprocess, patch=self.loaded.model.config.step_hw).contiguous()
         except BadImageError as error:
@@ -199,6 +202,16 @@ def _read_novelty(model: LoadedModel) -> Novelty | None:
         problem = f"{model.run.novelty} does not fit the model (got {novelty.width} features; expected {width})."
         raise ConfigError(problem, hint="Delete it to predict without `unusual`.")
     return novelty
+
+
+def _as_array(image: Tensor) -> np.ndarray:
+    """Return a uint8 tensor (C, H, W) as an array (H, W, C). Raise DataError for other tensors."""
+    if image.dtype != torch.uint8 or image.ndim != 3:
+        raise DataError(
+            f"Expected a uint8 tensor (C, H, W), got {str(image.dtype).removeprefix('torch.')} {tuple(image.shape)}.",
+            hint="Pass pixels from 0 to 255 before normalization, one image at a time or as a list.",
+        )
+    return image.detach().cpu().permute(1, 2, 0).numpy()
 
 
 def _is_folder(images: object) -> bool:

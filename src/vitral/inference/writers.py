@@ -71,6 +71,11 @@ class CsvRows:
         is_header = cells[:3] == ["file", "label", "probability"]
         if is_header and cells[-2:] == ["unusual", "error"] and (written := (len(cells) - 3) // 2) != top:
             _refuse_top(written, top)
+        if is_header and cells[-1] == "error" and "unusual" not in cells:
+            raise ConfigError(
+                "The --out file has predictions of an older version, without the column `unusual`.",
+                hint="Pass another --out to predict all images again.",
+            )
         if len(cells) != 2 * top + 3:
             raise ValueError(f"{len(cells)} columns")
         if is_header:
@@ -107,7 +112,9 @@ class JsonRows:
 
 
 def _refuse_top(written: int, top: int) -> NoReturn:
-    raise ConfigError(f"The --out file was written with --top {written} (got --top {top}).")
+    raise ConfigError(
+        f"The --out file was written with --top {written} (got --top {top}).", hint=f"Pass --top {written}."
+    )
 
 
 CSV, JSON_LINES = CsvRows(), JsonRows()

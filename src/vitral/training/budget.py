@@ -4,6 +4,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from vitral.collectives import from_first
+
 REPORT_SECONDS = 5.0
 """For the plots, the report and the last files."""
 TRAINED_EPOCHS = 2
@@ -26,6 +28,11 @@ MAX_PLAIN_IMAGES = 300
 PLANNED_STEPS, MIN_STEPS = 40, 20
 """A plan makes room for so many steps after a linear probe. If fewer than the second fit in the end, none is taken."""
 
+MIN_CHECK_SECONDS, CHECK_FRACTION = 3.0, 0.04
+"""The speed is measured again after so many seconds of features, or this fraction of a budget if that is more."""
+SPEED_TOLERANCE, MAX_REPLANS = 1.25, 2
+"""The features start over with another plan if the machine is faster or slower by this factor, at most so often."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
@@ -40,7 +47,7 @@ class Budget:
     @property
     def left(self) -> float:
         """Return the seconds that are left, without those for the report."""
-        return self.end - time.perf_counter() - REPORT_SECONDS
+        return from_first(self.end - time.perf_counter() - REPORT_SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +74,7 @@ class Workload:
         """Return the cost of comparing trained models and of measuring how unusual images look."""
         times = 2 if self.refit else 1  # before the refit and after it
         plain = min(MAX_PLAIN_IMAGES, self.train)
-        return self.check_cost * ((COMPARED_MODELS + times) * self.validation + times * plain)
+        return self.check_cost * ((COMPARED_MODELS + times) * self.validation + plain)
 
     @property
     def feature_passes(self) -> float:

@@ -166,9 +166,9 @@ class TrainConfig:
     minutes: float | None = None
     """Time budget: train for as many epochs as fit, planned from the speed of the first steps."""
     batch_size: int | Auto = "auto"
-    """Images per optimizer step."""
+    """Images per optimizer step, over all processes."""
     accumulate: int = 1
-    """Number of micro-batches per step; more need less memory."""
+    """Number of micro-batches per step, over all processes; more need less memory."""
     optim: Optim = field(default_factory=Optim)
     loss: Loss = field(default_factory=Loss)
     augment: Augment = field(default_factory=Augment)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from vitral.collectives import from_first, join_world
 from vitral.errors import ConfigError, DataError, VitralError, WeightsError
 from vitral.inference.novelty import fit_novelty
 from vitral.model.network import Network
@@ -16,6 +17,7 @@ from vitral.training.config import SECTIONS, ResolvedConfig, TrainConfig
 from vitral.training.events import Candidate, Chosen, Event, Finished, Started, Warned, as_log_line
 from vitral.training.job import Job
 from vitral.training.loop import train_loop
+from vitral.training.parallel import mirror_run, only_first
 from vitral.training.prepare import prepare
 from vitral.training.records import make_manifest, write_findings
 from vitral.training.request import Request, collect_settings, pop_network, reopen
@@ -49,9 +51,11 @@ def train_events(
 def start_run(request: Request, *, out: str | Path | None = None) -> Iterator[Event]:
     """Start a new run."""
     check_objective(request.config)
+    join_world()
     folder = None if out is None else Path(out)
-    if folder is not None:
-        Run.check_free(folder)
+    with only_first() as is_writer:
+        if folder is not None and is_writer:
+            Run.check_free(folder)
     return _log_events(_start(request, folder))
 
 
@@ -74,14 +78,17 @@ def start_state(job: Job) -> TrainState:
         state.unreadable.add(job.probe.unreadable, job.run)
         if not job.steps and len(job.probe.features) > 1:  # the features do not change any more
             fit_novelty(job.probe.features, job.probe.labels).save(job.run.novelty)
-        save_state(job.run.state, state, job.learner.tensors())
+        with only_first() as is_writer:
+            if is_writer:
+                save_state(job.run.state, state, job.learner.tensors())
         job.save_model()
     return state
 
 
 def resume_run(run: Run, config: ResolvedConfig, *, network: Network | None = None) -> Iterator[Event]:
     """Continue a run; a finished one yields its result."""
-    if report := run.read_report():
+    join_world()
+    if report := from_first(run.read_report()):
         yield Warned(message=f"{run.folder} is finished; there is nothing to resume.")
         yield Finished(
             folder=run.folder, test=report["test"], best_step=report["best_step"], train_seconds=report["train_seconds"]
@@ -90,7 +97,8 @@ def resume_run(run: Run, config: ResolvedConfig, *, network: Network | None = No
     yield from _log_events(_resume(run, config, network))
 
 
-def _resume(run: Run, config: ResolvedConfig, network: Network | None) -> Iterator[Event]:
+def _resume(original: Run, config: ResolvedConfig, network: Network | None) -> Iterator[Event]:
+    run = mirror_run(original)
     with run.claim():
         job = yield from prepare(Request(config=config, network=network), run)
         manifest = run.read_manifest()
@@ -107,7 +115,7 @@ def _resume(run: Run, config: ResolvedConfig, network: Network | None) -> Iterat
             candidates=job.candidates or candidates,
             findings=job.findings or manifest.get("findings", {}),
         )
-        state = yield from _restore(job)
+        state = yield from _restore(job, original)
         if state is None:
             yield Warned(message="The run ended before its first state was saved; it starts over.")
             state = start_state(job)
@@ -138,9 +146,9 @@ def _check_unchanged(job: Job, manifest: Mapping[str, Any]) -> Iterator[Event]:
         )
 
 
-def _restore(job: Job) -> Generator[Event, None, TrainState | None]:
+def _restore(job: Job, original: Run) -> Generator[Event, None, TrainState | None]:
     """Load the newest saved state into the job and return it; None if there is none."""
-    loaded = load_state(job.run.state)
+    loaded = load_state(original.state)
     if loaded is None:
         if job.run.model.is_file():
             raise ConfigError(

@@ -15,7 +15,7 @@ from vitral.errors import WeightsError
 from vitral.model.network import Network, build
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
-from vitral.training.budget import COMPARED_MODELS, MAX_PLAIN_IMAGES, MIN_TEST_IMAGES, Budget
+from vitral.training.budget import COMPARED_MODELS, MAX_PLAIN_IMAGES, MIN_TEST_IMAGES, TEST_FRACTION, Budget
 from vitral.training.config import ResolvedConfig
 from vitral.training.events import Candidate, Chosen
 from vitral.training.probe import Head, Probe
@@ -140,8 +140,8 @@ class Job:
 
     @property
     def novelty_seconds(self) -> float:
-        """Return the estimated time to measure how unusual training images look, which a probe does not need."""
-        if self.budget is None or self.config.epochs == 0:
+        """Return the estimated time to measure how unusual training images look, unless that is known already."""
+        if self.budget is None or self.config.epochs == 0 or self.run.novelty.is_file():
             return 0.0
         return min(MAX_PLAIN_IMAGES, len(self.splits.train)) * self.budget.validation_image
 
@@ -153,7 +153,15 @@ class Job:
         """
         assert self.budget is not None
         validation = len(self.splits.validation) * self.budget.validation_image
-        return validation + self.novelty_seconds + len(self.test.images) * self.budget.test_image
+        return validation + self.novelty_seconds + self.test_seconds
+
+    @property
+    def test_seconds(self) -> float:
+        """Return the time to keep for the test split: that of all its images, or of the sample that is planned for."""
+        assert self.budget is not None
+        assert self.config.minutes is not None
+        least = min(MIN_TEST_IMAGES, len(self.test.images)) * self.budget.test_image
+        return min(len(self.test.images) * self.budget.test_image, max(least, TEST_FRACTION * 60 * self.config.minutes))
 
     def with_choice(self, choice: Chosen) -> "Job":
         return replace(self, choices=(*self.choices, choice))
@@ -173,7 +181,6 @@ class Job:
         epoch = self.train.batches_per_epoch
         left = self.budget.left - self.seconds_after_steps
         left -= (comparisons + 1) * images * self.budget.validation_image  # the last one calibrates novelty
-        left -= 0.0 if self.refit is None else self.novelty_seconds  # it is also measured before the refit
         scored = 0.0
         if self.heads is None:
             scored = images * self.budget.validation_image / max(epoch, self.steps / MAX_SCORED_IN_BUDGET)

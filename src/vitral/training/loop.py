@@ -4,16 +4,14 @@ Everything random is a function of (seed, step) or (seed, epoch, image), and eve
 a run that was killed at any moment resumes to the same weights, bit for bit.
 """
 
-import signal
-import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
-from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import closing
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
+from vitral.collectives import from_first
 from vitral.data.batches import Batch
 from vitral.evaluation.metrics import Scores
 from vitral.model.network import Network
@@ -40,12 +38,15 @@ from vitral.training.events import (
     Warned,
 )
 from vitral.training.pacing import Planner
+from vitral.training.parallel import only_first, share_batch
 from vitral.training.records import list_candidates, write_report
 from vitral.training.schedule import Pace
 from vitral.training.selection import BestEpoch
+from vitral.training.signals import Signals, catch_signals
 from vitral.training.state import TrainState, save_state
 from vitral.training.step import TrainingError, swapped_weights
 from vitral.training.tasks.classification import Classification
+from vitral.training.waiting import until_signal
 
 if TYPE_CHECKING:
     from vitral.training.job import Job
@@ -55,32 +56,6 @@ CURVE_POINTS = 200
 """Rows of losses.csv."""
 SAVE_COST = 20
 """A state is saved at most every so many times its own duration."""
-
-
-@contextmanager
-def catch_signals() -> Generator[list[int]]:
-    """Collect Ctrl-C or SIGTERM, so that the step can finish. A second signal ends the process as usual."""
-    caught: list[int] = []
-    previous: dict[int, Any] = {}
-
-    def restore() -> None:
-        while previous:
-            signal.signal(*previous.popitem())
-
-    def catch(number: int, _: FrameType | None) -> None:
-        caught.append(number)
-        restore()
-        if hasattr(signal, "SIGCHLD"):
-            # A signal to all processes also ends those that load images, which torch would report wherever we are.
-            signal.signal(signal.SIGCHLD, _ignore)
-
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous[number] = signal.signal(number, catch)
-    try:
-        yield caught
-    finally:
-        restore()
 
 
 def train_loop(job: "Job", state: TrainState) -> Iterator[Event]:
@@ -104,10 +79,10 @@ def train_loop(job: "Job", state: TrainState) -> Iterator[Event]:
                 raise
         if signals and not job.run.results.is_file():
             command = f"vitral train --resume {quote(str(job.run.folder))}"  # the last saved state is intact
-            yield Interrupted(step=state.step, resume=command, signal=signals[0])
+            yield Interrupted(step=state.step, resume=command, signal=signals.first)
 
 
-def _train_stages(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event]:
+def _train_stages(job: "Job", state: TrainState, signals: Signals) -> Iterator[Event]:
     """Train on the training images; then compare the result with the linear probe, and refit the better one."""
     if state.stage == "train":
         yield from _train(job, state, signals)
@@ -120,12 +95,11 @@ def _train_stages(job: "Job", state: TrainState, signals: list[int]) -> Iterator
 
 
 def _save(job: "Job", state: TrainState, tensors: dict[str, Tensor] | None = None) -> Saved:
-    path = save_state(job.run.state, state, tensors or job.learner.tensors())
+    path = job.run.state
+    with only_first() as is_writer:
+        if is_writer:
+            path = save_state(job.run.state, state, tensors or job.learner.tensors())
     return Saved(path=path, step=state.step)
-
-
-def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing on a signal, unlike SIG_IGN, which children would inherit."""
 
 
 class SaveClock:
@@ -136,7 +110,7 @@ class SaveClock:
 
     def is_due(self, *, at_epoch_end: bool = False) -> bool:
         wait = self.seconds if at_epoch_end else max(self.seconds, SAVE_COST * self.duration)
-        return time.perf_counter() - self.last > wait
+        return from_first(time.perf_counter() - self.last > wait)
 
     def save(self, job: "Job", state: TrainState) -> Saved:
         start = time.perf_counter()
@@ -146,7 +120,7 @@ class SaveClock:
         return saved
 
 
-def _train(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event]:
+def _train(job: "Job", state: TrainState, signals: Signals) -> Iterator[Event]:
     """Train to the last step of the stage, or until a signal; then the state is saved."""
     started, seconds_before, first_step = time.perf_counter(), state.seconds, state.step
     clock, pace, loader = SaveClock(job.config.save_seconds), state.pace, job.loader(state.stage)
@@ -156,8 +130,8 @@ def _train(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event]
         yield clock.save(job, state)
     while state.step < pace.end and not _should_stop(job, state) and not signals:
         epoch, number = divmod(state.step - pace.first, loader.batches_per_epoch)
-        for batch in loader.epoch(epoch, start=number):
-            factor = job.lr_factor(state)
+        for part in until_signal(loader.epoch(epoch, start=number), signals):
+            batch, factor = share_batch(part), job.lr_factor(state)
             loss = _step(job, state, batch, factor)
             state.seconds = seconds_before + time.perf_counter() - started
             speed = (state.step - first_step) / (state.seconds - seconds_before)
@@ -165,12 +139,16 @@ def _train(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event]
             replanned = planner.replan(state)
             if replanned is not None:
                 yield replanned
+            signals.agree()
             if state.step >= pace.end or (state.step - pace.first) % loader.batches_per_epoch == 0:
                 break  # the end of an epoch is saved after its scores
             if signals or clock.is_due() or replanned is not None:
                 yield clock.save(job, state)
             if signals:
                 return
+        else:  # a signal ended the wait for a batch
+            yield clock.save(job, state)
+            return
         is_scored = state.stage == "train" and job.is_scored(epoch, state.step, pace.end)
         if is_scored:
             yield from _score_epoch(job, state, signals, epoch)
@@ -203,8 +181,8 @@ def _step(job: "Job", state: TrainState, batch: Batch, factor: float) -> float:
     try:
         loss = job.learner.train_step(batch, state, factor)
     except TrainingError as error:
-        keys = [images[int(index)].key for index in batch.items[:8]]
-        more = ", ..." if len(batch.items) > 8 else ""
+        keys = [images[int(index)].key for index in batch.whole.items[:8]]
+        more = ", ..." if batch.whole.size > 8 else ""
         raise TrainingError(
             f"Step {state.step}: {error.message}, so the weights were not updated. Images of this step: "
             f"{', '.join(keys)}{more}.",
@@ -225,14 +203,14 @@ def _should_stop(job: "Job", state: TrainState) -> bool:
 # ---- scores ----
 
 
-def _score_epoch(job: "Job", state: TrainState, signals: list[int], epoch: int) -> Iterator[Event]:
+def _score_epoch(job: "Job", state: TrainState, signals: Signals, epoch: int) -> Iterator[Event]:
     """Measure an epoch. A signal does not wait for it; a resumed run then starts with it."""
     state.is_unscored = True
     scores = yield from _until_signal(_end_epoch(job, state, epoch), signals)
     state.is_unscored = scores is None
 
 
-def _until_signal(events: Generator[Event, None, Result], signals: list[int]) -> Generator[Event, None, Result | None]:
+def _until_signal(events: Generator[Event, None, Result], signals: Signals) -> Generator[Event, None, Result | None]:
     """Yield the events and return their result, or None if a signal came while a split was measured."""
     with closing(events):
         while True:
@@ -241,7 +219,7 @@ def _until_signal(events: Generator[Event, None, Result], signals: list[int]) ->
             except StopIteration as end:
                 return end.value
             yield event
-            if signals and isinstance(event, Measuring):
+            if isinstance(event, Measuring) and signals.agree():
                 return None
 
 
@@ -279,7 +257,7 @@ def _warn_unreadable(job: "Job", state: TrainState) -> Iterator[Event]:
 # ---- the end ----
 
 
-def _select(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event]:
+def _select(job: "Job", state: TrainState, signals: Signals) -> Iterator[Event]:
     """Make the best of the trained models and the linear probe the model of the run, and plan its refit."""
     models = candidate_models(job, state)
     winner = yield from _until_signal(compare_models(job, state, models), signals)
@@ -297,13 +275,16 @@ def _select(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event
 
 
 def _fit_novelty(job: "Job", model: Network) -> Iterator[Event]:
-    """Write how unusual images look to a classifier. A probe's features are known from the start."""
-    is_known = not job.steps and job.run.novelty.is_file()
+    """Write how unusual images look to a classifier, once.
+
+    A probe's features are known from the start, and a refit trains on the images that calibrate it.
+    """
+    is_known = job.run.novelty.is_file()
     if isinstance(job.learner.task, Classification) and not job.is_custom and not is_known:
         yield from job.learner.task.fit_novelty(model, job.run, *job.plain_samples())
 
 
-def _end_refit(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event]:
+def _end_refit(job: "Job", state: TrainState, signals: Signals) -> Iterator[Event]:
     """Keep the refitted model, unless it is worse on the very images that it was refitted to.
 
     It stays as far from the probe, now that of all images, as the model that was chosen.
@@ -324,7 +305,7 @@ def _end_refit(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Ev
     yield _save(job, state)
 
 
-def _finish(job: "Job", state: TrainState, signals: list[int]) -> Iterator[Event]:
+def _finish(job: "Job", state: TrainState, signals: Signals) -> Iterator[Event]:
     """Measure the final model on the test split and write everything down."""
     tensors = job.learner.tensors()  # for a signal while the best model, which may replace them, is measured
     model = job.load_model() if state.best.is_set else job.learner.model

@@ -40,6 +40,8 @@ class NearDuplicates:
     groups: Mapping[str, str] = field(default_factory=dict[str, str])
     """The first image of the group of each image that has a near-duplicate."""
     pairs: Sequence[tuple[str, str, float]] = ()
+    is_searched: bool = False
+    """Whether the images were compared at all."""
     comparison: SplitComparison | None = None
     """How much a random split would have overstated the accuracy."""
 
@@ -91,7 +93,7 @@ def search_near_duplicates(
         yield Chosen(name="near_duplicates", value="ignore", reason=reason)
         return NearDuplicates()
     if not pairs:
-        return NearDuplicates()
+        return NearDuplicates(is_searched=True)
     comparison, reason = None, "listed; images of one split stay together"
     if config.val is None and own_test_split(dataset) is None:
         members, classes, reason = group_pairs(pairs, len(keys)), len(dataset.classes), "kept in one split"
@@ -100,6 +102,7 @@ def search_near_duplicates(
     return NearDuplicates(
         groups={key: name for key, name in groups.items() if name in shared},
         pairs=tuple((keys[pair.first], keys[pair.second], pair.similarity) for pair in pairs),
+        is_searched=True,
         comparison=comparison,
     )
 

@@ -4,6 +4,7 @@ import time
 from statistics import mean
 from typing import TYPE_CHECKING
 
+from vitral.collectives import from_first
 from vitral.training.events import Chosen
 from vitral.training.state import TrainState
 
@@ -37,7 +38,7 @@ class Planner:
             self.times.append(elapsed)
         if self.job.budget is None or len(self.times) < self.check_after or state.step >= state.pace.end:
             return None
-        end = min(self._affordable_end(state, mean(self.times)), self._limit(state))
+        end = min(self._affordable_end(state, from_first(mean(self.times))), self._limit(state))
         self.times, self.check_after = [], max(REGULAR_STEPS, int(REGULAR_SHARE * state.pace.planned))
         if abs(end - state.pace.end) <= MIN_MOVE * state.pace.end:
             return None

@@ -1,22 +1,23 @@
 """From a request to a `Job`: the dataset, its splits, every automatic choice, the network, and the number of steps."""
 
-import os
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
+from math import lcm
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from vitral.collectives import current_world, from_first, join_world
 from vitral.data.batches import BatchLoader, ImageDataset
 from vitral.data.dataset import DatasetIndex, check_classes, sample_headers
 from vitral.data.dropping import drop_images
 from vitral.data.grouping import group_images
 from vitral.data.sources import open_dataset
 from vitral.data.splits import Splits, choose_splits, sample_items
-from vitral.devices import choose_device
+from vitral.devices import World, choose_device
 from vitral.errors import ConfigError, DataError, WeightsError
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
@@ -26,16 +27,18 @@ from vitral.training.auto import HEADERS_SAMPLED, MAX_SMALL_SIDE, Facts, resolve
 from vitral.training.budget import MIN_STEPS, Budget
 from vitral.training.config import CUSTOM_MODEL, ResolvedConfig, TrainConfig
 from vitral.training.events import Chosen, Event, Warned
+from vitral.training.feature_plan import count_work, limit_splits
 from vitral.training.job import Job
 from vitral.training.near_duplicates import NearDuplicates, search_near_duplicates
 from vitral.training.networks import build_model, hash_base, name_model
+from vitral.training.parallel import check_same_dataset, only_first, temporary_folder
 from vitral.training.request import Request
 from vitral.training.state import has_state
 from vitral.training.step import Learner, initial_loss_scale
 from vitral.training.tasks.classification import Classification
 from vitral.training.tasks.masked_patches import MaskedPatchPrediction
 from vitral.training.tokens import Loader, TokenLoader, TokenSet, count_patches
-from vitral.training.warm_start import WarmStart, count_work, limit_splits, restore_warm_start, start_from_checkpoint
+from vitral.training.warm_start import WarmStart, restore_warm_start, start_from_checkpoint
 from vitral.weights.checkpoint import default_preprocess
 from vitral.weights.dialects.plan import ModelSpec
 from vitral.weights.load import peek, verify_checksum
@@ -45,15 +48,17 @@ from vitral.weights.save import check_modules
 
 def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, Job]:
     """Yield choices and warnings, and return the Job. A Run is resumed; a path or None creates a new one."""
-    check_single_process()
+    world = join_world()
     start = time.perf_counter()
+    check_checkpoint(request.config)
     is_labeled = request.config.objective == "classify"
     dataset = request.dataset or open_dataset(request.config.data, labeled=is_labeled)
     dataset = group_images(drop_images(dataset, request.config.drop), request.config.group_by)
+    check_same_dataset(dataset)
     val = None if request.config.val is None else open_dataset(request.config.val, labeled=is_labeled)
     yield from (Warned(message=note) for note in dataset.notes)
     yield from request.choices
-    is_resumed = isinstance(run, Run) and has_state(run.state)
+    is_resumed = from_first(isinstance(run, Run) and has_state(run.state))
     budget = None
     if request.config.minutes is not None and not is_resumed:  # a resumed run repeats what was planned
         budget = Budget(end=start + 60 * request.config.minutes)
@@ -69,7 +74,12 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     made = [Chosen(name=name, value=f"{size:,} images", reason=splits.reasons[name]) for name, size in sizes.items()]
     yield from made
     config, resolved = resolve_request(request, dataset, splits)
-    yield from resolved
+    if world.size > 1 and not isinstance(request.config, ResolvedConfig):
+        config, shared = divide_batches(config, world)
+        resolved = (*resolved, shared)
+    is_open = budget is not None and request.config.tune.what == "auto"  # the time may decide otherwise
+    deferred = [choice for choice in resolved if is_open and config.starts_with_probe and choice.name == "tune.what"]
+    yield from (choice for choice in resolved if choice not in deferred)
     if advice := advise_checkpoint(config, is_resumed=is_resumed):
         yield advice
     if config.starts_with_probe and isinstance(run, Run) and is_resumed:
@@ -81,6 +91,10 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
         if not is_resumed:
             yield from (Warned(message=f"{config.from_weights}: {change}") for change in changes)
         warm = WarmStart(config=config, splits=limit_splits(splits, config), network=network, preprocess=preprocess)
+    if any(choice.name == "tune.what" for choice in warm.choices):
+        resolved = tuple(choice for choice in resolved if choice not in deferred)
+    else:
+        yield from deferred
     job = make_job(request, warm, dataset, val, run, choices=(*request.choices, *made, *resolved, *warm.choices))
     if budget is not None:
         job = attach_budget(job, budget, warm.image_seconds)
@@ -91,6 +105,15 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     if 0 < job.steps <= job.warmup_steps:
         yield Warned(message=f"The warmup takes {job.warmup_steps:,} of {job.steps:,} steps. Set optim.warmup_steps.")
     return job
+
+
+def check_checkpoint(config: TrainConfig) -> None:
+    """Raise an error for a checkpoint that cannot be found or read, before anything slow."""
+    if config.from_weights is None:
+        return
+    if Run.is_run(Path(config.from_weights)):
+        Run(config.from_weights).trained_model()  # raises if there is none yet
+    peek(config.from_weights)
 
 
 def advise_checkpoint(config: ResolvedConfig, *, is_resumed: bool) -> Warned | None:
@@ -111,6 +134,7 @@ def list_findings(warm: WarmStart, duplicates: NearDuplicates) -> Mapping[str, A
     return {
         "label_errors": [asdict(row) for row in warm.probe.label_errors],
         "near_duplicates": [asdict(row) for row in duplicates.rows(warm.splits)],
+        "near_duplicates_searched": duplicates.is_searched,
         "random_split": duplicates.as_dict(),
     }
 
@@ -144,7 +168,7 @@ def make_job(
         validation=validation,
         test=test,
         refit=refit,
-        run=run if isinstance(run, Run) else Run.create(run, dataset.name, name_model(config)),
+        run=run if isinstance(run, Run) else create_run(run, dataset.name, name_model(config)),
         base_sha256=hash_base(config),
         is_custom=is_custom,
         choices=choices,
@@ -156,18 +180,31 @@ def make_job(
     )
 
 
+def create_run(folder: Path | None, data: str, model: str) -> Run:
+    """Create the run folder: a temporary one in every process but the first."""
+    with only_first() as is_writer:
+        return Run.create(folder, data, model) if is_writer else Run(temporary_folder())
+    raise AssertionError
+
+
+def divide_batches(config: ResolvedConfig, world: World) -> tuple[ResolvedConfig, Chosen]:
+    """Return the config with at least one micro-batch per process, so that any number of processes can resume it."""
+    parts = lcm(config.accumulate, world.size)
+    if config.batch_size % parts:
+        raise ConfigError(
+            f"batch_size={config.batch_size} is not a multiple of the {parts} micro-batches of {world.size} processes.",
+            hint=f"Use --batch-size {-(-config.batch_size // parts) * parts}.",
+        )
+    reason = f"{world.size} processes ({world.reason})"
+    return replace(config, accumulate=parts), Chosen(name="accumulate", value=parts, reason=reason)
+
+
 def _is_describable(network: Network) -> bool:
     """Return whether a checkpoint of vitral loads as the same network: its modules are ours, without hooks."""
     try:
         return check_modules(network) is None
     except WeightsError:
         return False
-
-
-def check_single_process() -> None:
-    """Raise ConfigError under torchrun: each of its processes would train a run of its own."""
-    if "RANK" in os.environ and (world := os.environ.get("WORLD_SIZE", "1")) != "1":
-        raise ConfigError(f"WORLD_SIZE={world}, but vitral trains in one process.", hint="Start it without torchrun.")
 
 
 def split_dataset(
@@ -192,8 +229,6 @@ def resolve_request(
     if isinstance(config, ResolvedConfig):
         return config, ()
     if config.from_weights:
-        if Run.is_run(Path(config.from_weights)):
-            Run(config.from_weights).trained_model()  # raises if there is none yet
         verify_checksum(config.from_weights)
         pretrained = peek(config.from_weights)
     elif request.network is not None:
@@ -223,7 +258,11 @@ def build_loaders(
     if preprocess.resize == "native" and (config.mix.mixup or config.mix.cutmix):
         raise ConfigError("mix needs images of one size, but resize=native keeps their own.", hint="Use resize=crop.")
     images = partial(ImageDataset, preprocess=preprocess, seed=config.seed, patch=network.step_hw)
-    loader = partial(BatchLoader, classes=len(dataset.classes), multi_label=dataset.multi_label, workers=config.workers)
+    world = current_world()
+    share = {"rank": world.rank, "world": world.size}
+    loader = partial(
+        BatchLoader, classes=len(dataset.classes), multi_label=dataset.multi_label, workers=config.workers, **share
+    )
     size = config.batch_size
     # Masked patches divide a batch themselves, since the hidden patches belong to the whole batch.
     eval_size = size // config.accumulate if config.objective == "classify" else size
@@ -248,7 +287,7 @@ def token_loaders(
     tokens: TokenSet, config: ResolvedConfig, network: ViTConfig, *, trained: int
 ) -> tuple[TokenLoader, TokenLoader, TokenLoader | None]:
     """Return the loaders of the training images (the first `trained`), of the validation images and of the refit."""
-    rows, first = torch.arange(len(tokens)), tokens.rows_before(trained)
+    rows, first, world = torch.arange(len(tokens)), tokens.rows_before(trained), current_world()
     train, validation = rows[:first], rows[first:]
     shuffled = partial(
         TokenLoader,
@@ -257,6 +296,8 @@ def token_loaders(
         seed=config.seed,
         extras=network.extra_tokens,
         patches=count_patches(network, config.tune.dropped)[0],
+        rank=world.rank,
+        world=world.size,
     )
     size = config.batch_size
     refit = None
@@ -266,7 +307,7 @@ def token_loaders(
         refit = shuffled(rows=mixed, batch_size=min(size, len(mixed)))
     return (
         shuffled(rows=train, batch_size=min(size, len(train))),
-        TokenLoader(images=tokens, rows=validation, batch_size=size),
+        TokenLoader(images=tokens, rows=validation, batch_size=size, rank=world.rank, world=world.size),
         refit,
     )
 

@@ -134,4 +134,5 @@ def write_findings(job: "Job") -> None:
         unreadable=(),
         notes=(),
     )
-    write_suspects(suspects, job.run.folder)
+    is_searched = job.findings.get("near_duplicates_searched", True)
+    write_suspects(suspects, job.run.folder, near_duplicates=is_searched)

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
+from vitral.data.scan import max_bad_images
 from vitral.errors import MAX_NUMBER, ConfigError, DataError, VitralError
 from vitral.files import flush_to_disk, sha256_of
 from vitral.training.schedule import Pace
@@ -59,7 +60,7 @@ class UnreadableImages:
         before = len(self.reasons)
         self.add(((items[index].key, reason) for index, reason in batch.bad), run)
         self.training += len(self.reasons) - before
-        if not len(batch.items) or self.training > max_fraction * max(len(items), 100):
+        if not len(batch.items) or self.training > max_bad_images(len(items), max_fraction):
             index, reason = batch.bad[0] if batch.bad else (0, "")
             raise _too_many_unreadable(self.training, len(items), items[index].key, reason, max_fraction)
 
@@ -75,7 +76,7 @@ class UnreadableImages:
 
 def check_unreadable(images: Sequence[tuple[str, str]], total: int, max_fraction: float) -> None:
     """Raise DataError if more of the training images cannot be read than the settings allow."""
-    if len(images) > max_fraction * max(total, 100):
+    if len(images) > max_bad_images(total, max_fraction):
         raise _too_many_unreadable(len(images), total, *images[0], max_fraction)
 
 
@@ -198,7 +199,7 @@ def load_state(folder: Path) -> tuple[TrainState, dict[str, Tensor], list[str]] 
 def _read_state(path: Path) -> tuple[TrainState, dict[str, Tensor]]:
     manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
     for name in (_TENSORS, _STATE):
-        if sha256_of(path / name) != manifest[name]["sha256"]:
+        if manifest[name] != {"sha256": sha256_of(path / name), "bytes": (path / name).stat().st_size}:
             raise ValueError(f"{name} does not match its SHA-256")
     state = TrainState.from_dict(json.loads((path / _STATE).read_text(encoding="utf-8")))
     if path.name != _folder_name(state.step):

@@ -1,16 +1,17 @@
 """One training step: a batch in, gradients, updated weights; with all tensors that the next step depends on."""
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import count, islice
-from math import isfinite
+from itertools import count, islice, pairwise
+from math import isfinite, lcm
 from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from vitral.collectives import copy_from_first, current_world, from_first, gather, sum_gradients
 from vitral.data.batches import Batch
 from vitral.devices import keep_freed_memory, release_freed_memory
 from vitral.errors import VitralError
@@ -49,14 +50,15 @@ class Learner:
         self.optimizer = Optimizer(model, config.optim, extra=task.extra)
         self.modules = nn.ModuleList([model, task.extra])
         self.average = MovingAverage(self.modules, config.ema) if config.ema else None
+        self.world = current_world()
+        self.micro_batches = lcm(config.accumulate, self.world.size)
+        copy_from_first([*self.modules.parameters(), *self.modules.buffers()])
 
     def train_step(self, batch: Batch, state: TrainState, lr_factor: float) -> float:
         """Update the weights from one batch and return its loss. TrainingError if a gradient is not finite."""
-        torch.manual_seed(  # pyright: ignore[reportUnknownMemberType]
-            self.config.seed * 1_000_003 + state.step  # dropout and stochastic depth of this step
-        )
-        loss = self.compute_gradients(batch, state.step, state.loss_scale)
+        loss = sum(gather(self.compute_gradients(batch, state.step, state.loss_scale)))
         parameters = list(self.optimizer.parameters.values())
+        sum_gradients(parameters)
         if state.loss_scale != 1:
             for parameter in parameters:
                 if parameter.grad is not None:
@@ -76,6 +78,7 @@ class Learner:
             if self.config.precision == "float16" and state.steps_in_range % SCALE_GROWTH_STEPS == 0:
                 state.loss_scale = min(2 * state.loss_scale, MAX_LOSS_SCALE)  # keeps small gradients above zero
         self.optimizer.zero_grad()
+        copy_from_first(list(self.modules.buffers()))  # running statistics, which each process has of its own images
         if self.average is not None:
             self.average.update(self.modules)
         if self.device.type == "cpu" and (state.step + 1) % TRIM_EVERY == 0:
@@ -83,21 +86,36 @@ class Learner:
         return loss
 
     def compute_gradients(self, batch: Batch, step: int, loss_scale: float) -> float:
-        """Accumulate the gradients of all micro-batches and return the loss."""
+        """Accumulate the gradients of the micro-batches of this process and return its share of the loss."""
         self.model.train()
         prepared = self.task.prepare(batch, step)
         total = 0.0
-        parts, size = self.config.accumulate, len(prepared)
-        for index in range(parts):
-            part = slice(index * size // parts, (index + 1) * size // parts)
-            if part.start == part.stop:
-                continue
+        for index, part in self._divide(batch):
+            torch.manual_seed(  # pyright: ignore[reportUnknownMemberType]
+                self.config.seed * 1_000_003 + step + (index << 40)  # dropout and stochastic depth
+            )
             with self.autocast():
                 outputs = self.task.forward(prepared, part)
             loss = self.task.loss(outputs, prepared, part)
             (loss * loss_scale).backward()  # pyright: ignore[reportUnknownMemberType]
             total += loss.item()
         return total
+
+    def _divide(self, batch: Batch) -> Iterator[tuple[int, slice]]:
+        """Yield the number of each micro-batch of this process, and its images.
+
+        Micro-batches divide the whole batch, so that the number of processes changes none of them. Only an unreadable
+        image moves the borders inside the part of a process.
+        """
+        parts, local = self.micro_batches, len(batch.items)
+        whole, per_process = batch.whole, 1 if batch.share is None else self.world.size
+        first, count = self.world.rank * parts // per_process, parts // per_process
+        first = 0 if batch.share is None else first
+        edges = [(first + index) * whole.size // parts - whole.start for index in range(count + 1)]
+        edges = [0, *(min(max(0, edge), local) for edge in edges[1:-1]), local]
+        for index, (start, stop) in enumerate(pairwise(edges)):
+            if start < stop:
+                yield first + index, slice(start, stop)
 
     def restart(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from other values of some parameters, with a new optimizer and a new average."""
@@ -117,7 +135,7 @@ class Learner:
             times.append(time.perf_counter() - start)
             start = time.perf_counter()
         self.model.load_state_dict(state)
-        return median(times[1:]) * 1.1  # plus the optimizer
+        return from_first(median(times[1:]) * 1.1)  # plus the optimizer
 
     def autocast(self) -> AbstractContextManager[object]:
         if self.config.precision == "float32":

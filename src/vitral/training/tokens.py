@@ -10,7 +10,7 @@ depends on, with its SHA-256 beside it: a resumed run uses it if it is intact an
 import json
 import shutil
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil, prod
@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from vitral.cache import cache_folder, cache_limit
+from vitral.collectives import current_world
 from vitral.data.augment import Augment, random_generator
-from vitral.data.batches import Batch, BatchLoader, ImageDataset, epoch_order, label_tensor
+from vitral.data.batches import Batch, BatchLoader, ImageDataset, epoch_order, label_tensor, share_batches
 from vitral.data.dataset import Item
 from vitral.data.scan import Progress
 from vitral.errors import DataError
@@ -133,6 +134,24 @@ def compute_tokens(
     An image that cannot be read is left out of all views.
     """
     path = _tokens_folder() / _key(model, items, plan)
+    with _removed_unless_complete(path):
+        return (yield from _write_tokens(model, items, plan, path))
+
+
+@contextmanager
+def _removed_unless_complete(path: Path) -> Generator[None]:
+    """Remove a file that is not written to its end. Some systems forbid that; there the cache removes it later."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _write_tokens(
+    model: LoadedModel, items: Sequence[Item], plan: TokenPlan, path: Path
+) -> Generator[Progress, None, tuple[TokenSet, Tensor]]:
     assert isinstance(model.model, ViT)
     plain, views = _create(path, _shapes(model.model, plan, len(items)))
     total, done = len(items) + (plan.views - 1) * plan.viewed, 0
@@ -253,7 +272,8 @@ def _key(model: LoadedModel, items: Sequence[Item], plan: TokenPlan) -> str:
     facts = (model.preprocess, model.precision, model.device.type, config, plan, torch.__version__)
     digest.update(repr(facts).encode())
     add_items(digest, items, {})
-    return digest.hexdigest()
+    rank = current_world().rank  # each process computes and keeps its own
+    return f"{digest.hexdigest()}-{rank}" if rank else digest.hexdigest()
 
 
 def _create(path: Path, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Tensor, Tensor]:
@@ -296,6 +316,8 @@ class TokenLoader:
     """Tokens before the patches, which are never left out."""
     patches: int = 0
     """Number of patches to draw from each image of a shuffled epoch."""
+    rank: int = 0
+    world: int = 1
 
     @property
     def batches_per_epoch(self) -> int:
@@ -306,10 +328,12 @@ class TokenLoader:
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch, from batch `start` on."""
         order = torch.tensor(epoch_order(len(self.rows), self.seed, epoch, shuffle=self.shuffle))
-        for number in range(start, self.batches_per_epoch):
-            rows = self.rows[order[number * self.batch_size : (number + 1) * self.batch_size]]
-            tokens = torch.stack([self._tokens(int(row), epoch) for row in rows]).float()
-            yield Batch(images=tokens, labels=self.images.labels[rows], items=self.images.indices[rows])
+        numbers = range(start, self.batches_per_epoch)
+        batches = [self.rows[order[number * self.batch_size : (number + 1) * self.batch_size]] for number in numbers]
+        for rows in share_batches(batches, self.rank, self.world, split=self.shuffle):
+            tokens = [self._tokens(int(row), epoch) for row in rows]
+            images = torch.stack(tokens).float() if tokens else tokens
+            yield Batch(images=images, labels=self.images.labels[rows], items=self.images.indices[rows])
 
     def _tokens(self, row: int, epoch: int) -> Tensor:
         if not self.shuffle:

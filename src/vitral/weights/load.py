@@ -5,7 +5,7 @@
 The model is built on the meta device and receives each tensor as it is read, so there is never a second copy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from vitral.weights.checkpoint import Checkpoint
 from vitral.weights.dialects import plan_load
 from vitral.weights.dialects.native import verify_file
 from vitral.weights.dialects.plan import LoadPlan, ModelSpec, Overrides
+from vitral.weights.dialects.shapes import PUBLISHED_HEADS
 from vitral.weights.formats.opening import open_state_dict, open_tensors
 from vitral.weights.formats.tensor_file import TensorFile
 from vitral.weights.hub import locate
@@ -96,7 +97,12 @@ def load_plan(
     report = replace(
         report,
         assumed=tuple(sentence for field, sentence in spec.assumed.items() if field not in changed),
-        warnings=(*plan.warnings, *report.warnings, *changed_normalization(spec.preprocess, resolved)),
+        warnings=(
+            *plan.warnings,
+            *report.warnings,
+            *changed_normalization(spec.preprocess, resolved),
+            *guessed_heads(spec, changed),
+        ),
     )
     keeps_head = "num_classes" not in overrides
     labels = spec.labels if keeps_head and len(spec.labels or ()) == config.num_classes else None
@@ -148,6 +154,15 @@ def resolve_preprocess(spec: ModelSpec, config: Config, changes: Preprocess | Ma
     if config.image_hw != spec.config.image_hw:
         preprocess = replace(preprocess, size=config.image_hw)
     return preprocess if changes is None else preprocess.with_changes(changes)
+
+
+def guessed_heads(spec: ModelSpec, changed: Collection[str]) -> list[str]:
+    """Return a warning if the number of heads is a guess that no published model supports."""
+    if "heads" in changed or "heads" not in spec.assumed or not isinstance(spec.config, ViTConfig):
+        return []
+    if (spec.config.width, spec.config.depth, spec.config.mlp_width) in PUBLISHED_HEADS:
+        return []
+    return [f"The file does not state its number of heads; {spec.config.heads} is a guess. Pass heads if it is wrong."]
 
 
 def changed_normalization(before: Preprocess, after: Preprocess) -> list[str]:

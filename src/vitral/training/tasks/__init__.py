@@ -38,6 +38,8 @@ class PreparedBatch(NamedTuple):
     """(B, C, H, W), a list of (C, H, W) of any sizes, or (B, N, D) tokens."""
     targets: Tensor
     corruption: Corruption | None = None
+    whole: Tensor | None = None
+    """The targets of the whole batch, if several processes train on it."""
 
     def __len__(self) -> int:
         return len(self.targets)

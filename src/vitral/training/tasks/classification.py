@@ -19,7 +19,7 @@ from vitral.data.splits import Splits
 from vitral.evaluation.metrics import score
 from vitral.evaluation.results import summarize
 from vitral.inference.loaded_model import LoadedModel, to_device
-from vitral.inference.novelty import Novelty, fit_novelty
+from vitral.inference.novelty import fit_novelty
 from vitral.inference.pipeline import ModelOutputs, run_model
 from vitral.model.network import Network
 from vitral.model.vit import ViT
@@ -27,7 +27,7 @@ from vitral.preprocess import Preprocess
 from vitral.runs import Run
 from vitral.training.config import ResolvedConfig
 from vitral.training.events import Event
-from vitral.training.mixing import balanced_weights, mix_batch, soft_loss, soft_targets
+from vitral.training.mixing import balanced_weights, mix_batch, previous_images, soft_loss, soft_targets
 from vitral.training.probe import measuring
 from vitral.training.tasks import BATCH_SAMPLE, Measurement, PreparedBatch
 
@@ -60,22 +60,25 @@ class Classification:
         return model.head(model.representation(model.pool_from(self.first_block, tokens, grid)))
 
     def prepare(self, batch: Batch, step: int) -> PreparedBatch:
-        targets = soft_targets(batch.labels, len(self.dataset.classes), self.config.loss.smoothing).to(self.device)
+        whole = batch.whole
+        targets = soft_targets(whole.labels, len(self.dataset.classes), self.config.loss.smoothing).to(self.device)
+        part = slice(whole.start, whole.start + len(batch.items))
         if self.first_block:
-            assert isinstance(batch.images, Tensor)
-            return PreparedBatch(batch.images.to(self.device), targets)
+            images = torch.as_tensor(batch.images).to(self.device)
+            return PreparedBatch(images, targets[part], whole=targets)
         images = to_device(batch.images, self.preprocess, self.device)
-        if isinstance(images, Tensor):
+        if isinstance(images, Tensor) and whole.size > 1 and (self.config.mix.mixup or self.config.mix.cutmix):
             random = random_generator(self.config.seed, step, BATCH_SAMPLE)
-            images, targets = mix_batch(images, targets, self.config.mix, random)
-        return PreparedBatch(images, targets)
+            previous = None if batch.share is None else previous_images(images)
+            images, targets = mix_batch(images, targets, self.config.mix, random, previous)
+        return PreparedBatch(images, targets[part], whole=targets)
 
     def forward(self, batch: PreparedBatch, part: slice) -> Tensor:
         return self.network(batch.images[part])
 
     def loss(self, outputs: Tensor, batch: PreparedBatch, part: slice) -> Tensor:
         kind = self.config.loss.kind
-        return soft_loss(outputs, batch.targets[part], kind, self.class_weights, batch=batch.targets)
+        return soft_loss(outputs, batch.targets[part], kind, self.class_weights, batch=batch.whole)
 
     def measure(self, model: Network, loader: "Loader", split: str) -> Generator[Event, None, Measurement]:
         if split == "validation":
@@ -105,18 +108,13 @@ class Classification:
     def fit_novelty(
         self, model: Network, run: Run, train: "Loader", validation: "Loader"
     ) -> Generator[Event, None, None]:
-        """Write the statistics that measure how unusual an image is, from training and validation features.
-
-        A calibration that the run already has stays: a refit trains on the validation images.
-        """
+        """Write the statistics that measure how unusual an image is, from training and validation features."""
         fitted = yield from self.features(model, train, "novelty")
-        held_out = quantiles = None
-        if run.novelty.is_file():
-            quantiles = Novelty.load(run.novelty).quantiles
-        elif validation is not train:
+        held_out = None
+        if validation is not train:
             held_out = (yield from self.features(model, validation, "novelty")).outputs
         if len(fitted.outputs) > 1 and (held_out is None or len(held_out) > 1):
-            fit_novelty(fitted.outputs, fitted.labels, held_out=held_out, quantiles=quantiles).save(run.novelty)
+            fit_novelty(fitted.outputs, fitted.labels, held_out=held_out).save(run.novelty)
 
     def load_trained(self, model: Network, precision: str) -> LoadedModel:
         """Return the model as it is now, ready to run."""

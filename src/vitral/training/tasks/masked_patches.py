@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
+from vitral.collectives import gather
 from vitral.data.augment import random_generator
 from vitral.data.batches import Batch, BatchLoader, ImageDataset
 from vitral.data.dataset import Item
@@ -59,15 +60,17 @@ class MaskedPatchPrediction:
         self.predict: Callable[..., Tensor] = torch.compile(predict) if config.compile else predict  # pyright: ignore[reportUnknownMemberType]
 
     def prepare(self, batch: Batch, step: int) -> PreparedBatch:
+        whole = batch.whole
+        part = slice(whole.start, whole.start + len(batch.items))
         assert isinstance(batch.images, Tensor)
         pixels = batch.images.to(self.device)
         images = normalize(pixels, self.preprocess)
         seed = int(random_generator(self.config.seed, step, BATCH_SAMPLE).integers(2**62))
         generator = torch.Generator().manual_seed(seed)
-        drawn = draw_corruption(len(images), self.grid[0] * self.grid[1], self.config.masking, generator)
-        corruption = Corruption(*(tensor.to(self.device) for tensor in drawn))
+        drawn = draw_corruption(whole.size, self.grid[0] * self.grid[1], self.config.masking, generator)
+        corruption = Corruption(*(tensor[part].to(self.device) for tensor in drawn))
         targets = select_patches(self.extra.targets(pixels, images), corruption.corrupted)
-        return PreparedBatch(images, targets, corruption)
+        return PreparedBatch(images, targets, corruption, whole=whole.items)
 
     def forward(self, batch: PreparedBatch, part: slice) -> Tensor:
         return self._predict(self.model, batch, part)
@@ -78,44 +81,63 @@ class MaskedPatchPrediction:
         return self.predict(model, batch.images[part], corruption)
 
     def loss(self, outputs: Tensor, batch: PreparedBatch, part: slice) -> Tensor:
-        return self.extra.loss(outputs, batch.targets[part]) * len(outputs) / len(batch)
+        return (
+            self.extra.loss(outputs, batch.targets[part])
+            * len(outputs)
+            / len(batch if batch.whole is None else batch.whole)
+        )
 
     def measure(self, model: Network, loader: Loader, split: str) -> Generator[Event, None, Measurement]:
         """Return the loss and the fraction of hidden colors that were predicted, of the same patches every time."""
-        losses, correct, images = 0.0, 0, 0
+        correct, images = 0, 0
+        losses: dict[int, float] = {}
+        """By batch number: they are added up in order, whichever process measured them."""
         hidden = torch.zeros(LEVELS**3, dtype=torch.long)  # patches of each color
         unreadable: list[tuple[str, str]] = []
-        for batch, prepared, outputs in self._run(model, loader):
-            losses += self.loss(outputs, prepared, slice(0, len(prepared))).item() * len(prepared)
-            correct += int(self.extra.correct(outputs, prepared.targets).sum())
-            if not prepared.targets.is_floating_point():
-                hidden += prepared.targets.flatten().cpu().bincount(minlength=len(hidden))
-            images += len(prepared)
+        for number, batch, prepared, outputs in self._run(model, loader):
+            if prepared is not None and outputs is not None:
+                losses[number] = self.loss(outputs, prepared, slice(0, len(prepared))).item() * len(prepared)
+                correct += int(self.extra.correct(outputs, prepared.targets).sum())
+                if not prepared.targets.is_floating_point():
+                    hidden += prepared.targets.flatten().cpu().bincount(minlength=len(hidden))
+                images += len(prepared)
             unreadable += [(loader.images.items[index].key, reason) for index, reason in batch.bad]
             yield Measuring(what=split, done=images, total=len(loader.images))
+        if loader.world > 1:
+            shares = gather((losses, correct, images, hidden, unreadable))
+            losses = {number: loss for share in shares for number, loss in share[0].items()}
+            correct, images = sum(share[1] for share in shares), sum(share[2] for share in shares)
+            hidden = torch.stack([share[3] for share in shares]).sum(0)
+            unreadable = [bad for share in shares for bad in share[4]]
         if not images:
             raise DataError(f"None of the {len(loader.images)} images can be read.")
         total = int(hidden.sum())
         fraction = correct / total if total else nan
         # A color is predicted or it is not; the log and the curves read a top5 of every run.
-        scores = Scores(images=images, loss=losses / images, top1=fraction, top5=fraction)
+        scores = Scores(
+            images=images, loss=sum(losses[number] for number in sorted(losses)) / images, top1=fraction, top5=fraction
+        )
         most_common = int(hidden.max()) / total if total else None  # the fraction that a constant would reach
         report = {**scores.as_dict(), "target": self.config.masking.target, "most_common": most_common}
         return Measurement(scores=scores, unreadable=unreadable, report=report)
 
     @torch.inference_mode()
-    def _run(self, model: Network, loader: Loader) -> Iterator[tuple[Batch, PreparedBatch, Tensor]]:
+    def _run(self, model: Network, loader: Loader) -> Iterator[tuple[int, Batch, PreparedBatch | None, Tensor | None]]:
+        """Yield the number of each batch, the batch, and if it has readable images, what the network makes of them."""
         assert isinstance(model, ViT)
         model.eval()
         dtype = getattr(torch, self.config.precision)
-        for number, batch in enumerate(loader.epoch()):
-            if len(batch.items):
+        for index, batch in enumerate(loader.epoch()):
+            number = loader.rank + index * loader.world
+            if not len(batch.items):
+                yield number, batch, None, None
+            else:
                 prepared = self.prepare(batch, _MEASURING_STEP + number)
                 size = -(-len(prepared) // self.config.accumulate)  # what fits into memory at a time
                 parts = [slice(start, start + size) for start in range(0, len(prepared), size)]
                 with torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32):
                     outputs = torch.cat([self._predict(model, prepared, part) for part in parts])
-                yield batch, prepared, outputs.float()
+                yield number, batch, prepared, outputs.float()
 
     def draw(self, model: Network, run: Run, report: dict[str, Any], images: Sequence[Item]) -> None:
         """Draw hidden patches beside the predictions."""
@@ -124,8 +146,9 @@ class MaskedPatchPrediction:
         )
         shown = ImageDataset(take_evenly(images, MAX_ROWS), self.preprocess)
         loader = BatchLoader(images=shown, batch_size=MAX_ROWS, classes=0)
-        for _, prepared, outputs in self._run(model, loader):
-            assert prepared.corruption is not None
+        for _, _, prepared, outputs in self._run(model, loader):
+            if prepared is None or outputs is None or prepared.corruption is None:
+                continue
             predicted = self.extra.colors(outputs.cpu(), is_prediction=True)
             true = self.extra.colors(prepared.targets.cpu(), is_prediction=False)
             corruption = Corruption(*(tensor.cpu() for tensor in prepared.corruption))

@@ -1,0 +1,68 @@
+"""`--processes N`: run the same command in N processes of this machine, as torchrun --standalone does."""
+
+import os
+import sys
+import uuid
+from collections.abc import Sequence
+
+from vitral.devices import find_world
+from vitral.errors import ConfigError, check_int
+
+
+def is_launched() -> bool:
+    """Return whether a launcher has already started this process as one of several."""
+    return find_world().size > 1
+
+
+def check_single_process(command: str) -> None:
+    """Raise ConfigError under torchrun for a command whose processes would all write the same file."""
+    if is_launched():
+        raise ConfigError(f"vitral {command} runs in one process.", hint="Start it without torchrun.")
+
+
+def launch(processes: int, words: Sequence[str]) -> int:
+    """Run `vitral WORDS` in several processes and return the exit code of the command.
+
+    The rendezvous is torch's c10d on a free port. A process that fails ends the others.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    check_int("--processes", processes, minimum=1, maximum=1024)
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=str(uuid.uuid4()),
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "vitral", *words)
+    except ChildFailedError as error:
+        codes = [failure.exitcode for _, failure in sorted(error.failures.items())]
+        return next((code for code in codes if code > 0), 1)
+    except SignalException as error:
+        return 128 + error.sigval
+    return 0
+
+
+def silence_other_ranks() -> None:
+    """Print in the first process only. An unexpected error still reaches standard error, with its rank."""
+    rank = os.environ.get("RANK", "0")
+    if rank == "0" or os.environ.get("WORLD_SIZE", "1") == "1":
+        return
+    stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
+    sys.stdout = sys.stderr = stream
+    original = sys.excepthook
+
+    def report(*error: object) -> None:
+        sys.stderr = sys.__stderr__
+        print(f"vitral: process {rank} failed:", file=sys.stderr)
+        original(*error)  # type: ignore[arg-type]
+
+    sys.excepthook = report

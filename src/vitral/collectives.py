@@ -1,0 +1,90 @@
+"""What the processes of one command agree on: values, sums of gradients. In a single process, each returns its input.
+
+Every process calls the same functions in the same order. The other modules need no branch for several processes.
+"""
+
+import atexit
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from vitral.devices import World, find_world
+
+Value = TypeVar("Value")
+TIMEOUT = timedelta(minutes=10)
+"""A process that waits longer than this for another one fails, and with it the command."""
+
+
+def join_world() -> World:
+    """Connect to the other processes of a torchrun command, once, and return the world."""
+    world = find_world()
+    if world.size == 1 or dist.is_initialized():
+        return world
+    has_cuda = torch.cuda.is_available()
+    if has_cuda:
+        torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
+    dist.init_process_group(world.backend(has_cuda=has_cuda), timeout=TIMEOUT)
+    atexit.register(dist.destroy_process_group)
+    return world
+
+
+def current_world() -> World:
+    """Return the world that this process has joined."""
+    return find_world() if is_shared() else World()
+
+
+def is_shared() -> bool:
+    """Return whether several processes work together."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def gather(value: Value) -> list[Value]:
+    """Return the value of every process, by rank."""
+    if not is_shared():
+        return [value]
+    values: list[Value | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values  # pyright: ignore[reportReturnType]
+
+
+def from_first(value: Value) -> Value:
+    """Return the value of the first process, for choices that depend on a clock or on a file."""
+    if not is_shared():
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def wait_for_all() -> None:
+    """Wait until every process has come here."""
+    if is_shared():
+        gather(None)
+
+
+def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    """Add up the gradients of all processes in place. A parameter without a gradient anywhere keeps none.
+
+    The sum of two is exact in any order, so that two processes equal one process with two micro-batches bit for bit.
+    """
+    if not is_shared() or not parameters:
+        return
+    device = parameters[0].device
+    is_present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=device)
+    dist.all_reduce(is_present)
+    present = [p for p, count in zip(parameters, is_present.tolist(), strict=True) if count]
+    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in present])
+    dist.all_reduce(flat)
+    for parameter, total in zip(present, flat.split([p.numel() for p in present]), strict=True):
+        parameter.grad = total.view_as(parameter)
+
+
+def copy_from_first(tensors: Sequence[Tensor]) -> None:
+    """Overwrite tensors in place with those of the first process."""
+    if is_shared():
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), src=0)
