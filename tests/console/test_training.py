@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import pytest
 
-from vitral.console.training import bar_fields, event_fields, message_of, result_lines, show_training
+from vitral.console.training import bar_fields, event_fields, message_of, result_lines, show_training, tried_lines
 from vitral.training.events import (
     Candidate,
     Chosen,
@@ -118,6 +118,15 @@ def test_human_format_prints_messages_and_the_result(capsys: pytest.CaptureFixtu
     ]
     assert "Warning: two\N{REPLACEMENT CHARACTER}[31m images" in err
     assert "\x1b" not in err
+
+
+def test_candidates_are_aligned_and_the_kept_one_is_marked() -> None:
+    rows = [dict(top1=0.9, interval=(0.8, 0.95), seconds=3, evidence="41 images", chosen=False, name="probe")]
+    rows.append(dict(rows[0], name="probe (class token and mean, discriminant)", chosen=True))
+    first, second = tried_lines(rows)
+    assert first.index("90.0%") == second.index("90.0%")
+    assert (first + "  <- kept").endswith(second[second.index("90.0%") :])
+    assert tried_lines([]) == []
 
 
 def test_suggested_commands_are_quoted_for_the_shell() -> None:

@@ -1,6 +1,7 @@
 """`vitral data` and `vitral.scan`: findings, and whether training would fail."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,10 @@ from tests.data.images import class_folders, photo, shard_members, write_shard
 from vitral.data.contact_sheet import contact_sheet
 from vitral.data.scan import Progress, Scan, scan, scan_events
 from vitral.data.sources import open_dataset
+from vitral.data.splits import choose_splits
+from vitral.errors import DataError
+from vitral.training.entry import train_events
+from vitral.training.events import Finished
 
 
 def test_a_good_dataset() -> None:
@@ -71,7 +76,7 @@ def test_hostile_names_are_printed_harmlessly(tmp_path: Path) -> None:
     for shown in ("human", "json", "quiet"):
         done = run("data", str(tmp_path), "--format", shown)
         assert done.returncode == 2, done.stderr
-        assert "2 of 26 images are unreadable" in done.stdout
+        assert "training images are unreadable (expected at most 1)" in done.stdout
         assert "\x1b" not in done.stdout
         assert "[bold]dog[red]" in done.stdout or shown == "quiet"
         assert "caf\\" in done.stdout or shown == "quiet"
@@ -83,11 +88,30 @@ def test_too_many_unreadable_images_are_a_problem(tmp_path: Path) -> None:
     (tmp_path / "a" / "000.png").write_bytes(b"")
     assert scan(tmp_path).can_train  # training skips one image of a small dataset as well
     assert "1 image is unreadable; training skips it." in scan(tmp_path).warnings
-    (tmp_path / "a" / "001.png").write_bytes(b"")
-    assert "2 of 20 images are unreadable" in scan(tmp_path).problems[0]
-    assert scan(tmp_path, max_bad_fraction=0.1).can_train
+    test = {item.key for item in choose_splits(open_dataset(tmp_path)).test}
+    trained = [path for path in sorted(tmp_path.rglob("*.png")) if path.relative_to(tmp_path).as_posix() not in test]
+    for path in trained[1:3]:
+        path.write_bytes(b"bad " + path.name.encode())
+    assert re.search(r"\d of \d+ training images are unreadable \(expected at most 1\)", scan(tmp_path).problems[0])
+    assert scan(tmp_path, max_bad_fraction=0.2).can_train
     one = class_folders(tmp_path / "one", {"only": 5})
     assert "at least 2" in scan(one).problems[0]
+
+
+def test_unreadable_images_of_other_splits_do_not_count_as_training_images(tmp_path: Path) -> None:
+    class_folders(tmp_path / "train", {"a": 4, "b": 4})
+    class_folders(tmp_path / "test", {"a": 4, "b": 4})
+    images = sorted((tmp_path / "test").rglob("*.png"))
+    for image in images[:5]:
+        image.write_bytes(b"bad")
+    assert "5 images are unreadable; training skips them." in scan(tmp_path).warnings
+    events = list(train_events(tmp_path, model="vit-pico4", steps=1, image_size=8, out=tmp_path / "run"))
+    assert isinstance(events[-1], Finished)
+    for image in images:
+        image.write_bytes(b"bad")
+    assert scan(tmp_path).problems == ["All 8 test images are unreadable. Replace them."]
+    with pytest.raises(DataError, match="None of the 8 images"):
+        list(train_events(tmp_path, model="vit-pico4", steps=1, image_size=8, out=tmp_path / "none"))
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -101,8 +125,8 @@ def test_the_command(tmp_path: Path) -> None:
     result = json.loads(run("data", str(tmp_path / "data"), "--format", "json").stdout)
     assert result["can_train"] is True
     assert result["splits"] == {"train": 18}
-    for name in ("000.png", "001.png"):
-        (tmp_path / "data" / "cat" / name).write_bytes(b"")
+    for image in (tmp_path / "data" / "cat").iterdir():
+        image.write_bytes(b"")
     bad = run("data", str(tmp_path / "data"), "--format", "quiet")
     assert bad.returncode == 2
     assert "unreadable" in bad.stdout

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.conftest import small_config, small_model
+from vitral.errors import ConfigError
 from vitral.model.positions import Positions, resample_rows, sincos_rows
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -166,3 +167,48 @@ def test_cached_constants_do_not_depend_on_the_first_call(position: Any) -> None
     logits = model(images)
     assert type(logits) is torch.Tensor
     assert logits.dtype == torch.float32
+
+
+class FixedRows(nn.Module):
+    """Positions from outside the package that return the same value whatever the images are."""
+
+    def __init__(self, rows: Any):
+        super().__init__()
+        self.value = rows
+
+    def forward(self, packing: Any, like: Tensor) -> Any:
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("rows", "images", "facts"),
+    [
+        (torch.zeros(16, 48), (2, 3, 16, 16), r"FixedRows returned rows of shape \(16, 48\); expected \(17, 48\)"),
+        (torch.zeros(17, 47), (2, 3, 16, 16), r"shape \(17, 47\); expected \(17, 48\): per image 1 .* \(4 x 4\)"),
+        (torch.zeros(17, 48), [(3, 16, 16), (3, 8, 24)], r"expected \(30, 48\).*\(4 x 4 and 2 x 6\).*packing.groups"),
+        (torch.zeros(3, 17, 48), (2, 3, 16, 16), r"shape \(3, 17, 48\)"),
+        (None, (2, 3, 16, 16), "returned NoneType"),
+    ],
+)
+def test_rows_of_a_replaced_module_that_do_not_match_the_tokens(rows: Any, images: Any, facts: str) -> None:
+    model = small_model()
+    model.positions = nn.ModuleList([FixedRows(rows)])
+    inputs = [torch.zeros(shape) for shape in images] if isinstance(images, list) else torch.zeros(images)
+    with pytest.raises(ConfigError, match=facts):
+        model(inputs)
+
+
+@pytest.mark.parametrize("shape", [(17, 48), (1, 48), (2, 17, 48), (17, 1)])
+def test_rows_of_a_replaced_module_are_added(shape: tuple[int, ...]) -> None:
+    model, rows = small_model(), torch.randn(shape)
+    images = torch.randn(2, 3, 16, 16)
+    plain = model.embed(images)[0] - model.positions[0].table
+    model.positions = nn.ModuleList([FixedRows(rows)])
+    torch.testing.assert_close(model.embed(images)[0], plain + rows)
+
+
+def test_positions_are_a_list_of_modules() -> None:
+    model = small_model()
+    model.positions = FixedRows(torch.zeros(17, 48))
+    with pytest.raises(ConfigError, match=r"must be an nn.ModuleList \(got FixedRows\)"):
+        model(torch.zeros(2, 3, 16, 16))

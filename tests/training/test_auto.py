@@ -168,6 +168,24 @@ def test_image_size_on_a_cpu(side: int, size: int) -> None:
     assert ("CPU" in choices["image_size"].reason) == (size == 128)
 
 
+@pytest.mark.parametrize(
+    ("model", "network", "side", "size"),
+    [
+        ("vit-nano7", {}, 500, 126),
+        ("vit-h14", {}, 500, 126),
+        ("vit-ti16", {}, 28, 32),
+        ("vit-ti16", {}, 500, 128),
+        ("vit-b32", {}, 8, 32),
+        ("vit-ti16", {"patch_size": 10}, 500, 130),
+        ("bit-r50x1", {}, 500, 128),
+    ],
+)
+def test_image_size_fits_the_patches_of_a_named_model(model: str, network: Any, side: int, size: int) -> None:
+    config, choices = choose(make_facts(side=side), model=model, network=network)
+    assert config.image_size == size
+    assert ("multiple of its patches" in choices["image_size"].reason) == (size not in (28, 128))
+
+
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(("side", "size"), [(80, 64), (81, 224), (500, 224)])
 def test_image_size_on_a_gpu(side: int, size: int) -> None:

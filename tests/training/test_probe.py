@@ -22,7 +22,7 @@ from vitral.inference.pipeline import make_loader, run_model
 from vitral.model.config import ViTConfig
 from vitral.model.vit import ViT
 from vitral.training.entry import train_events
-from vitral.training.events import Candidate, EpochEnded, Event, Finished, Measuring, Started, Stepped
+from vitral.training.events import Candidate, Chosen, EpochEnded, Event, Finished, Measuring, Started, Stepped
 from vitral.training.probe import measuring, with_pool
 
 SETTINGS: dict[str, Any] = {name: TINY[name] for name in ("batch_size", "workers", "device")}
@@ -48,6 +48,21 @@ def train(data: Path, checkpoint: Path, out: Path, **settings: Any) -> list[Even
 
 def candidates_of(events: list[Event]) -> list[Candidate]:
     return [event for event in events if isinstance(event, Candidate)]
+
+
+@pytest.mark.parametrize("minutes", [None, 1])
+def test_a_probe_is_chosen_once_and_before_it_is_fitted(
+    checkpoint: Path, tmp_path: Path, minutes: float | None
+) -> None:
+    few = class_folders(tmp_path / "few", {"red": 2, "green": 2})
+    events = train(few, checkpoint, tmp_path / "run", minutes=minutes)
+    names = [event.name for event in events if isinstance(event, Chosen)]
+    assert names.count("tune.what") == 1
+    assert not {"optim.lr", "optim.warmup_steps"} & set(names)  # nothing is trained
+    (chosen,) = (
+        number for number, event in enumerate(events) if isinstance(event, Chosen) and event.name == "tune.what"
+    )
+    assert chosen < min(number for number, event in enumerate(events) if isinstance(event, Candidate))
 
 
 def test_a_probe_is_a_complete_model(colors: Path, checkpoint: Path, tmp_path: Path) -> None:

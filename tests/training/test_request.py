@@ -91,6 +91,13 @@ def test_the_recipe_is_chosen_by_checkpoint_and_size(photos: Path, tmp_path: Pat
     assert collect_settings(photos, {}, recipe="none").choices == ()
 
 
+def test_a_misspelled_model_is_refused_before_the_dataset_is_read(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text('model = "vit-nona7"\n')
+    for settings, file in (({"model": "vit-nona7"}, None), ({}, tmp_path / "x.toml")):
+        with pytest.raises(vitral.ConfigError, match="no model named 'vit-nona7'.*'vit-nano7'"):
+            collect_settings(tmp_path / "missing", settings, config=file)
+
+
 @pytest.mark.parametrize("name", ["bit-r50x1", "R50x1", "BiT-M-R101x3"])
 def test_a_recipe_for_vits_keeps_its_network_fields_from_a_bit(name: str) -> None:
     assert collect_settings("builtin:digits", {"model": name}, recipe="small").config.network == {}

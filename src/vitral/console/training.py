@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from math import isnan
@@ -70,7 +70,7 @@ def result_lines(finished: Finished) -> list[str]:
     trained = format_clock(finished.train_seconds)
     tried = run.read_report().get("candidates") or ()
     return [
-        *(["Tried   " + tried_line(tried[0]), *("        " + tried_line(row) for row in tried[1:])] if tried else ()),
+        *(("        " if number else "Tried   ") + line for number, line in enumerate(tried_lines(tried))),
         score if finished.best_step == 0 and finished.train_seconds < 1 else f"{score} after {trained} of training",
         f"Report  {run.report}",
         f"Model   {run.model}",
@@ -79,14 +79,17 @@ def result_lines(finished: Finished) -> list[str]:
     ]
 
 
-def tried_line(candidate: Mapping[str, Any]) -> str:
-    """Return a line of the table of candidates; an arrow marks the one that was kept."""
-    low, high = (format_percent(bound) for bound in candidate["interval"])
-    accuracy = f"{format_percent(candidate['top1'])} ({low} to {high})"
-    mark = "  <- kept" if candidate["chosen"] else ""
-    return (
-        f"{candidate['name']:<30} {accuracy:<24} {format_clock(candidate['seconds']):>5}  {candidate['evidence']}{mark}"
-    )
+def tried_lines(candidates: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the table of candidates, a line each; an arrow marks the one that was kept."""
+    width = max((len(candidate["name"]) for candidate in candidates), default=0)
+    lines: list[str] = []
+    for candidate in candidates:
+        low, high = (format_percent(bound) for bound in candidate["interval"])
+        accuracy = f"{format_percent(candidate['top1'])} ({low} to {high})"
+        mark = "  <- kept" if candidate["chosen"] else ""
+        seconds, evidence = format_clock(candidate["seconds"]), candidate["evidence"]
+        lines.append(f"{candidate['name']:<{width}}  {accuracy:<24} {seconds:>5}  {evidence}{mark}")
+    return lines
 
 
 def message_of(event: Event) -> tuple[str, str | None] | None:
@@ -98,7 +101,7 @@ def message_of(event: Event) -> tuple[str, str | None] | None:
         case Candidate():
             low, high = (format_percent(bound) for bound in event.interval)
             accuracy = f"{format_percent(event.top1)} ({low} to {high})"
-            return f"{event.name:<37} {accuracy:<26} {event.evidence}", None
+            return f"{event.name:<49} {accuracy:<25} {event.evidence}", None
         case Started():
             if not event.steps:
                 return f"linear probe, {event.parameters:,} parameters: {event.folder}", "bold"

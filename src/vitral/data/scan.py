@@ -12,10 +12,11 @@ from vitral.data.dropping import drop_images, without_dropped
 from vitral.data.grouping import group_images
 from vitral.data.headers import BadImageError, Header, read_header
 from vitral.data.sources import open_dataset
+from vitral.data.splits import Splits, choose_splits
 from vitral.errors import DataError, check_number
 
 MAX_BAD_FRACTION = 0.01
-"""Training stops if a larger fraction of the images is unreadable."""
+"""Training stops if a larger fraction of the training images is unreadable."""
 MAX_NAMES = 10
 _IMBALANCE = 3
 
@@ -85,9 +86,9 @@ def scan(
 ) -> Scan:
     """Read every image of a dataset once and return what was found.
 
-    `headers_only` skips decoding, which is faster but misses damaged pixels. More unreadable images than the fraction
-    `max_bad_fraction` are a problem. `group_by` (a column or a regular expression) and `drop` (a CSV file) are as in
-    `vitral.train`. `on_progress` is called with a `Progress` after every 64 images.
+    `headers_only` skips decoding, which is faster but misses damaged pixels. More unreadable training images than the
+    fraction `max_bad_fraction` are a problem. `group_by` (a column or a regular expression) and `drop` (a CSV file) are
+    as in `vitral.train`. `on_progress` is called with a `Progress` after every 64 images.
 
         result = vitral.scan("photos/")
         result.can_train, result.problems, result.unreadable
@@ -137,7 +138,8 @@ def scan_events(
     _find_odd_bands(result, headers)
     _compare(result, by_digest)
     _judge_classes(result, data)
-    _judge_images(result, len(items), max_bad_fraction)
+    _judge_unreadable(result, data, max_bad_fraction)
+    _judge_copies(result)
     yield result
 
 
@@ -211,14 +213,33 @@ def max_bad_images(total: int, max_fraction: float) -> float:
     return max_fraction * max(total, 100)
 
 
-def _judge_images(result: Scan, total: int, max_bad_fraction: float) -> None:
-    bad = len(result.unreadable)
-    if total and (bad == total or bad > max_bad_images(total, max_bad_fraction)):
-        limit = f"expected at most {max_bad_fraction:.3g} of them"
-        result.problems.append(f"{bad} of {total} images are unreadable ({limit}).")
-    elif bad:
+def _judge_unreadable(result: Scan, data: DatasetIndex, max_bad_fraction: float) -> None:
+    """Count unreadable images as training does: too many training images, or all test images, end it."""
+    if not (bad := len(result.unreadable)):
+        return
+    splits = _split(data)
+    train, test = (sum(item.key in result.unreadable for item in items) for items in (splits.train, splits.test))
+    limit = max_bad_images(len(splits.train), max_bad_fraction)
+    if train and (train == len(splits.train) or train > limit):
+        counted = f"{train} of {len(splits.train)} training images are unreadable"
+        result.problems.append(f"{counted} (expected at most {int(limit)}). Replace or delete them.")
+    elif splits.test and test == len(splits.test):
+        result.problems.append(f"All {test} test images are unreadable. Replace them.")
+    else:
         are = "image is unreadable; training skips it" if bad == 1 else "images are unreadable; training skips them"
         result.warnings.append(f"{bad} {are}.")
+
+
+def _split(data: DatasetIndex) -> Splits:
+    """Return the splits that training would choose; all images for training if it would refuse the dataset."""
+    try:
+        return choose_splits(data)
+    except DataError:
+        items = tuple(item for members in data.splits.values() for item in members)
+        return Splits(train=items, validation=(), test=(), reasons={})
+
+
+def _judge_copies(result: Scan) -> None:
     if leaked := len(result.leaked):
         result.warnings.append(f"{leaked} images of other splits are also in train; scores will be inflated.")
     if copies := sum(len(group) - 1 for group in result.duplicates):

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from vitral.errors import ConfigError
 from vitral.model.config import Resample, ViTConfig
 from vitral.model.layers import initialize, normal_
 from vitral.model.packing import Group, Packing
@@ -101,6 +102,34 @@ class Positions(nn.Module):
         if self.kind == "learned-2d" and self.has_class_token:
             return self.class_row
         return like.new_zeros(int(self.has_class_token), self.width)
+
+
+def position_rows(modules: nn.Module, x: Tensor, packing: Packing, block: int) -> Tensor:
+    """Return the rows that the module of a block (or the only one, which is shared) adds to the tokens."""
+    if not isinstance(modules, nn.ModuleList):
+        raise ConfigError(
+            f"model.positions must be an nn.ModuleList (got {type(modules).__name__}).",
+            hint="Set model.positions = nn.ModuleList([positions]).",
+        )
+    module = modules[0 if len(modules) == 1 else block]
+    rows = module(packing, like=x)
+    return rows if isinstance(module, Positions) else _check_rows(rows, x, packing, type(module).__name__)
+
+
+def _check_rows(rows: object, x: Tensor, packing: Packing, name: str) -> Tensor:
+    """Return the rows of a module that is not ours. Raise ConfigError if they do not match the tokens."""
+    if isinstance(rows, Tensor) and all(
+        row in (1, side) for row, side in zip(reversed(rows.shape), reversed(x.shape), strict=False)
+    ):
+        return rows
+    shape = f"rows of shape {tuple(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
+    grids = " and ".join(f"{group.grid[0]} x {group.grid[1]}" for group in packing.groups)
+    extras = packing.groups[0].extras
+    raise ConfigError(
+        f"{name} returned {shape}; expected {tuple(x.shape[-2:])}: per image {extras} for class token and registers, "
+        f"then one per patch ({grids}).",
+        hint="Build the rows from packing.groups, which has the grid and the number of images of each size.",
+    )
 
 
 @_cached

@@ -26,7 +26,7 @@ from vitral.model.packing import Group, Packing, arrange, join
 from vitral.model.parameter_groups import optimizer_groups
 from vitral.model.patches import Patches
 from vitral.model.pool import build_head, build_pool, build_representation
-from vitral.model.positions import Positions
+from vitral.model.positions import Positions, position_rows
 
 Images = Float[Tensor, "B C H W"] | Sequence[Float[Tensor, "C _ _"]]
 Sequences = Float[Tensor, "B _ D"]
@@ -136,8 +136,7 @@ class ViT(nn.Module):
     def add_positions(self, x: Sequences, packing: Packing, block: int) -> Sequences:
         if not self.positions:  # none, or relative, which the attention adds
             return x
-        shared = len(self.positions) == 1
-        return x + self.positions[0 if shared else block](packing, like=x)
+        return x + position_rows(self.positions, x, packing, block)
 
     def reset_head(self, num_classes: int) -> "ViT":
         """Replace the head by a new one with zero weights, for another number of classes; 0 removes it."""

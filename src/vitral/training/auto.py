@@ -16,6 +16,7 @@ from vitral.devices import choose_device, choose_precision
 from vitral.errors import ConfigError
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
+from vitral.model.sizes import named_config
 from vitral.training.config import ResolvedConfig, TrainConfig, Tune, as_resolved
 from vitral.training.events import Chosen
 from vitral.weights.dialects.plan import ModelSpec
@@ -138,9 +139,23 @@ def _image_size(config: TrainConfig, facts: Facts) -> Choice:
         return _pretrained_size(facts.pretrained.config, by_default=bool(config.from_weights))
     side = typical_side(facts.headers)
     reason = f"images have about {side} pixels per side"
+    size = 224
     if side <= MAX_SMALL_SIDE:
-        return min((28, 32, 64), key=lambda size: abs(size - side)), reason
-    return (128, f"{reason}; a CPU can afford 128") if config.device == "cpu" else (224, reason)
+        size = min((28, 32, 64), key=lambda size: abs(size - side))
+    elif config.device == "cpu":
+        size, reason = 128, f"{reason}; a CPU can afford 128"
+    fitting = _fit_patches(size, config)
+    return (size, reason) if fitting == size else (fitting, f"{reason}; {config.model} needs a multiple of its patches")
+
+
+def _fit_patches(side: int, config: TrainConfig) -> int | tuple[int, int]:
+    """Return the size nearest to a side that the patches of the requested model divide."""
+    patch = config.network.get("patch_size")
+    if config.model == "auto" or "stem" in config.network or not isinstance(patch, int | None) or patch == 0:
+        return side
+    steps = named_config(config.model).step_hw if patch is None else (patch, patch)
+    height, width = (step * max(1, round(side / step)) for step in steps)
+    return height if height == width else (height, width)
 
 
 def _pretrained_size(config: ViTConfig | BiTConfig, *, by_default: bool) -> Choice:
@@ -254,7 +269,7 @@ def _warmup_steps(config: TrainConfig, facts: Facts) -> Choice | None:
     if config.epochs == "auto":
         return None
     steps = float(config.epochs) * _steps_per_epoch(config, facts)
-    return min(max(1, round(0.05 * steps)), max(0, round(steps) - 1)), "5% of all steps"
+    return min(max(1, round(0.05 * steps)), max(0, round(steps) - 1)), "5% of all steps" if steps else ""
 
 
 def _steps_per_epoch(config: TrainConfig, facts: Facts) -> int:
@@ -278,7 +293,7 @@ def _lr(config: TrainConfig, facts: Facts) -> Choice:
         return everything, f"usual for {optimizer} on trained weights"
     if config.tune.what == "last-blocks":
         return blocks, f"usual for {optimizer} on trained blocks"
-    return few, f"few weights are trained ({config.tune.what})"
+    return few, "" if config.tune.what == "probe" else f"few weights are trained ({config.tune.what})"
 
 
 def _loss_kind(config: TrainConfig, facts: Facts) -> Choice:

@@ -77,7 +77,7 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     if world.size > 1 and not isinstance(request.config, ResolvedConfig):
         config, shared = divide_batches(config, world)
         resolved = (*resolved, shared)
-    is_open = budget is not None and request.config.tune.what == "auto"  # the time may decide otherwise
+    is_open = budget is not None and request.config.tune.what == "auto" and config.tune.what != "probe"  # by the time
     deferred = [choice for choice in resolved if is_open and config.starts_with_probe and choice.name == "tune.what"]
     yield from (choice for choice in resolved if choice not in deferred)
     if advice := advise_checkpoint(config, is_resumed=is_resumed):

@@ -65,6 +65,9 @@ def collect_settings(
     location = str(data) if data is not None else in_file.get("data") or settings.get("data")
     if not location:
         raise ConfigError("DATA is missing.", hint="Run: vitral train FOLDER, or vitral train builtin:digits")
+    model = settings.get("model") or in_file.get("model")
+    if network is None and model not in (None, "auto"):
+        canonical_name(str(model))  # raises for a misspelled name, before the dataset is read
     choices, dataset, headers = (), None, None
     if recipe is None:
         recipe, reason, dataset, headers = _choose_recipe(str(location), [in_file, settings])
@@ -74,7 +77,7 @@ def collect_settings(
         content = read_toml(recipe_path(recipe))
         if network is not None:  # it has its own architecture and dropout
             content = {name: value for name, value in content.items() if not name.startswith(("network.", "drop"))}
-        elif (model := settings.get("model") or in_file.get("model")) and _is_bit(str(model)):
+        elif model not in (None, "auto") and isinstance(named_config(str(model)), BiTConfig):
             content = {name: value for name, value in content.items() if not _is_vit_field(name)}
         if (settings.get("objective") or in_file.get("objective")) == "masked-patches":  # it has a loss of its own
             content = {name: value for name, value in content.items() if not name.startswith("loss.")}
@@ -113,13 +116,6 @@ def _choose_recipe(
     side = typical_side(headers) if dataset.splits.get("train") else 0
     name = "small" if side <= MAX_SMALL_SIDE else "photos"
     return name, f"training from scratch on images of about {side} pixels", dataset, headers
-
-
-def _is_bit(model: str) -> bool:
-    try:
-        return isinstance(named_config(model), BiTConfig)
-    except ConfigError:  # reported where the network is built
-        return False
 
 
 def _is_vit_field(name: str) -> bool:

@@ -99,7 +99,8 @@ def start_from_checkpoint(
     yield from (Warned(message=f"{config.from_weights}: {change}") for change in plan.changes)
     plan, features, tokens = yield from _compute_in_time(plan, dataset, replan, restarts=MAX_REPLANS)
     config, splits = plan.config, plan.splits
-    check_unreadable(features.unreadable, len(splits.train), config.max_bad_fraction)
+    keys = {item.key for item in splits.train}
+    check_unreadable([bad for bad in features.unreadable if bad[0] in keys], len(keys), config.max_bad_fraction)
     can_refit = config.refit and config.tune.what != "probe"
     probe = yield from fit_probes(
         features, config, names=dataset.classes, pools=plan.pools, groups=splits.groups, can_refit=can_refit
