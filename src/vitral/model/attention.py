@@ -3,7 +3,7 @@
 Linear layers run on the packed sequence; the products of queries and keys stay within each image.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,14 +36,20 @@ class Attention(nn.Module):
 
     def forward(self, x: Float[Tensor, "B N D"], packing: Packing, record: bool = True) -> Float[Tensor, "B N D"]:
         """Attend within each image. `record=False` skips the recorders, for a repeated computation."""
-        parts = zip(packing.split(self.to_qkv(x)), packing.groups, strict=True)
-        if record and self.recorders:
-            pairs = [self.attend_with_weights(*self.split_heads(qkv), group) for qkv, group in parts]
-            mixed, weights = zip(*pairs, strict=True)
-            for recorder in self.recorders:
-                recorder(list(weights), packing)
-        else:
-            mixed = [self.attend(*self.split_heads(qkv), group) for qkv, group in parts]
+        return self.project(self.mix(packing.split(self.to_qkv(x)), packing, record))
+
+    def mix(self, parts: Sequence[Float[Tensor, "_ _ QKV"]], packing: Packing, record: bool) -> Sequence[Heads]:
+        """Mix the values of each group by attention, and pass the weights to the recorders."""
+        groups = zip(parts, packing.groups, strict=True)
+        if not (record and self.recorders):
+            return [self.attend(*self.split_heads(qkv), group) for qkv, group in groups]
+        pairs = [self.attend_with_weights(*self.split_heads(qkv), group) for qkv, group in groups]
+        mixed, weights = zip(*pairs, strict=True)
+        for recorder in self.recorders:
+            recorder(list(weights), packing)
+        return mixed
+
+    def project(self, mixed: Sequence[Heads]) -> Float[Tensor, "B N D"]:
         return self.to_out(join([y.transpose(1, 2).flatten(2) for y in mixed]))  # (B, heads, N, head_dim) -> (B, N, D)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -56,13 +62,17 @@ class Attention(nn.Module):
 
     def attend(self, q: Heads, k: Heads, v: Heads, group: Group) -> Heads:
         """Mix the values by attention, with the fused kernel."""
-        return self.fused(q, k, v, None if self.relative is None else self.relative(q, group))
+        return self.fused(q, k, v, self.bias(q, group))
+
+    def bias(self, q: Heads, group: Group) -> Tensor | None:
+        """Return what is added to the products of queries and keys, or None."""
+        return None if self.relative is None else self.relative(q, group)
 
     def attend_with_weights(self, q: Heads, k: Heads, v: Heads, group: Group) -> tuple[Heads, Tensor]:
         """Do the same without the fused kernel, and also return the attention weights (B, heads, N, N)."""
         logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-        if self.relative is not None:
-            logits = logits + self.relative(q, group)
+        if (bias := self.bias(q, group)) is not None:
+            logits = logits + bias
         if (visible := self.visible_keys(group, q.device)) is not None:
             logits = logits.masked_fill(~visible, float("-inf"))
         weights = logits.softmax(dim=-1)
@@ -89,7 +99,7 @@ class AxialAttention(Attention):
 
     def attend(self, q: Heads, k: Heads, v: Heads, group: Group) -> Heads:
         extras = group.extras
-        bias = None if self.relative is None else self.relative(q, group)
+        bias = self.bias(q, group)
         q_line, k_line, v_line = self.to_lines(q[:, :, extras:], group), *(self.with_extras(x, group) for x in (k, v))
         patches = self.from_lines(self.fused(q_line, k_line, v_line, self.line_bias(bias, group)), group)
         if not extras:

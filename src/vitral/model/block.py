@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from vitral.model.attention import Attention, AxialAttention
 from vitral.model.config import ViTConfig
 from vitral.model.layers import MLP, build_dropout
+from vitral.model.merging import MergingAttention, merge_tokens
 from vitral.model.packing import Packing
 
 
@@ -26,6 +27,23 @@ class Block(nn.Module):
         x = x + self.after_attention(self.attention(self.norm1(x), packing, record), packing)
         x = x + self.after_mlp(self.mlp(self.norm2(x)), packing)
         return x
+
+
+class MergingBlock(Block):
+    """A block that merges tokens between attention and MLP, and also returns the layout of those that are left."""
+
+    def __init__(self, config: ViTConfig, index: int):
+        super().__init__(config, index)
+        self.merge = config.merge
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: Float[Tensor, "B N D"], packing: Packing, record: bool = True
+    ) -> tuple[Float[Tensor, "B _ D"], Packing]:
+        assert isinstance(self.attention, MergingAttention)
+        mixed, keys = self.attention.forward_with_keys(self.norm1(x), packing, record)
+        x = x + self.after_attention(mixed, packing)
+        x, packing = merge_tokens(x, packing, keys, self.merge)
+        return x + self.after_mlp(self.mlp(self.norm2(x)), packing), packing
 
 
 class Branch(nn.Module):
@@ -65,5 +83,11 @@ class Branch(nn.Module):
         return factors.repeat_interleave(torch.tensor(tokens, device=x.device), output_size=x.shape[1])[None, :, None]
 
 
+def build_block(config: ViTConfig, index: int) -> Block:
+    return MergingBlock(config, index) if config.merge else Block(config, index)
+
+
 def build_attention(config: ViTConfig, index: int) -> Attention:
+    if config.merge:
+        return MergingAttention(config)
     return Attention(config) if config.attention == "full" else AxialAttention(config, axis=index % 2)

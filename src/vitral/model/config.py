@@ -164,6 +164,9 @@ class ViTConfig:
     """Initial value of a learned factor per branch; None: no factor."""
     head_bias: float = 0.0
     """Initial bias of the head (-10 for sigmoid losses over many classes)."""
+    merge: int = 0
+    """Token merging (ToMe, Bolya et al. 2023): pairs of similar patch tokens that each block merges, at most half of
+    the tokens. Faster, and slightly less accurate; 0 merges none."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -271,7 +274,8 @@ class ViTConfig:
     def _check_numbers(self) -> None:
         for name in ("width", "depth", "heads", "mlp_width"):
             check_int(name, getattr(self, name), minimum=1, maximum=MAX_INT)
-        check_int("registers", self.registers, minimum=0, maximum=MAX_INT)
+        for name in ("registers", "merge"):
+            check_int(name, getattr(self, name), minimum=0, maximum=MAX_INT)
         if self.representation is not None:
             check_int("representation", self.representation, minimum=1, maximum=MAX_INT)
         check_size("patch_size", self.patch_size)
@@ -311,6 +315,12 @@ class ViTConfig:
             problem = f"position={self.position!r} needs a width divisible by {divisor} (got width={self.width})."
             near = _nearest_multiple(self.width, lcm(divisor, self.heads))
             raise ConfigError(problem, hint=f"Use width={near} or position='learned'.")
+        needs_grid = {"position='relative'": self.position == "relative", "attention='axial'": self.attention == "axial"}
+        needs_grid[f"position_at={self.position_at!r}"] = self.position_at != "stem"
+        for choice, is_chosen in needs_grid.items():
+            if self.merge and is_chosen:
+                problem = f"merge={self.merge} does not fit {choice}, which needs the place of every token in the grid."
+                raise ConfigError(problem, hint="Use merge=0.")
 
 
 _CHOICES = {name: get_args(hint) for name, hint in get_type_hints(ViTConfig).items() if get_origin(hint) is Literal}

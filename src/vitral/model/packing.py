@@ -15,6 +15,15 @@ from vitral.errors import DataError
 from vitral.model.config import ViTConfig
 
 
+class Merged(NamedTuple):
+    """Which patches were merged into which tokens (merging.py)."""
+
+    sizes: Tensor
+    """(images, merged tokens): the number of patches in each token."""
+    tokens: Tensor
+    """(images, patches): the number of the token that contains each patch."""
+
+
 class Group(NamedTuple):
     """Images of the same size."""
 
@@ -23,11 +32,13 @@ class Group(NamedTuple):
     """(rows, columns) of patches."""
     extras: int
     """Tokens before the patches of each image: class token and registers."""
+    merged: Merged | None = None
+    """None: one token per patch."""
 
     @property
     def tokens(self) -> int:
         """Return the number of tokens per image."""
-        return self.extras + self.grid[0] * self.grid[1]
+        return self.extras + (self.grid[0] * self.grid[1] if self.merged is None else self.merged.sizes.shape[1])
 
 
 class Packing(NamedTuple):

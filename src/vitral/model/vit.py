@@ -2,8 +2,8 @@
 
     image -> patches -> tokens + positions -> encoder -> norm -> pool -> head -> logits
 
-Two things go beyond the paper: a list of images of any sizes is packed into one sequence without padding (packing.py),
-and positions follow the size of the image (positions.py). Nothing here depends on how weights are stored.
+Three things go beyond the paper: a list of images of any sizes is packed into one sequence without padding (packing.py),
+positions follow the size of the image (positions.py), and blocks may merge similar tokens (merging.py). Nothing here depends on how weights are stored.
 Letters in shapes: B images, C channels, H and W pixels, N tokens, D width, K classes.
 """
 
@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from vitral.errors import check_type
-from vitral.model.block import Block
+from vitral.model.block import build_block
 from vitral.model.config import ViTConfig
 from vitral.model.features import Features, build_features, choose_layers
 from vitral.model.layers import build_dropout, initialize, normal_
+from vitral.model.merging import unmerge
 from vitral.model.packing import Group, Packing, arrange, join
 from vitral.model.parameter_groups import optimizer_groups
 from vitral.model.patches import Patches
@@ -46,7 +47,7 @@ class ViT(nn.Module):
         self.registers = nn.Parameter(torch.empty(config.registers, config.width)) if config.registers else None
         self.positions = nn.ModuleList(Positions(config) for _ in range(config.position_tables))
         self.dropout = build_dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, index) for index in range(config.blocks))
+        self.blocks = nn.ModuleList(build_block(config, index) for index in range(config.blocks))
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.pool = build_pool(config)
         self.representation = build_representation(config)
@@ -90,22 +91,24 @@ class ViT(nn.Module):
     def run_blocks(
         self, blocks: range, x: Sequences, packing: Packing, layers: Collection[int] = ()
     ) -> tuple[Sequences, dict[int, Sequences]]:
-        """Run some blocks, and also return the outputs of chosen layers."""
+        """Run some blocks, and also return the outputs of chosen layers: one token per patch, merged or not."""
         outputs: dict[int, Tensor] = {}
         for index in blocks:
             if index > 0 and self.config.position_at != "stem":  # embed has added those of the first block
                 x = self.add_positions(x, packing, block=index)
-            x = self.run_block(self.blocks[index], x, packing)
+            x, packing = self.run_block(self.blocks[index], x, packing)
             if index in layers:
-                outputs[index] = x
-        return x, outputs
+                outputs[index] = unmerge(x, packing)
+        return unmerge(x, packing), outputs
 
-    def run_block(self, block: nn.Module, x: Sequences, packing: Packing) -> Sequences:
+    def run_block(self, block: nn.Module, x: Sequences, packing: Packing) -> tuple[Sequences, Packing]:
         """Run a block. Gradient checkpointing discards its activations, except while attention is recorded."""
         checkpointed = self.gradient_checkpointing and torch.is_grad_enabled()
         if not checkpointed or block.get_submodule("attention").recorders:
-            return block(x, packing)
-        return cast("Tensor", checkpoint(partial(block, record=False), x, packing, use_reentrant=False))
+            output = block(x, packing)
+        else:
+            output = checkpoint(partial(block, record=False), x, packing, use_reentrant=False)
+        return cast("Any", output if self.config.merge else (output, packing))
 
     def pool_tokens(self, x: Sequences, packing: Packing) -> Tensor:
         """Equation 4: one vector per image. Heads that pool first apply the final norm here."""

@@ -116,6 +116,8 @@ def config_as_dict(config: Config) -> dict[str, Any]:
     for kind, stem in _STEMS.items():
         if isinstance(config.stem, stem):
             fields["stem"] = {"kind": kind, **fields["stem"]}
+    if not config.merge:
+        del fields["merge"]  # older versions do not have it
     return fields
 
 
