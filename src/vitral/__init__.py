@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from vitral.api import export as export
+    from vitral.api import inspect as inspect
     from vitral.api import train as train
     from vitral.api import train_events as train_events
     from vitral.data.scan import scan as scan
@@ -20,6 +21,7 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from vitral.evaluation.results import Evaluation as Evaluation
     from vitral.inference.predictor import Prediction as Prediction
     from vitral.inference.predictor import Predictor as Predictor
+    from vitral.inspection.results import Inspection as Inspection
     from vitral.model.bit import BiT as BiT
     from vitral.model.bit_config import BiTConfig as BiTConfig
     from vitral.model.config import ConvStem as ConvStem
@@ -45,12 +47,13 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
 __version__ = "0.1.0"
 
 _MODULES = {
-    "api": ("export", "train", "train_events"),
+    "api": ("export", "inspect", "train", "train_events"),
     "data.scan": ("scan",),
     "errors": ("ConfigError", "DataError", "MissingError", "VitralError", "WeightsError"),
     "evaluation.evaluator": ("evaluate",),
     "evaluation.results": ("Evaluation",),
     "inference.predictor": ("Prediction", "Predictor"),
+    "inspection.results": ("Inspection",),
     "model.bit": ("BiT",),
     "model.bit_config": ("BiTConfig",),
     "model.config": ("ConvStem", "ResNetStem", "ViTConfig"),
@@ -76,8 +79,8 @@ __all__ = sorted([*_MODULE_OF, "__version__"])  # pyright: ignore[reportUnsuppor
 
 
 def __getattr__(name: str) -> object:
-    if name == "data":  # a package with public names of its own
-        return import_module("vitral.data")
+    if name in ("data", "inspection"):  # packages with public names of their own
+        return import_module(f"vitral.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'vitral' has no attribute {name!r}")
     return getattr(import_module(_MODULE_OF[name]), name)

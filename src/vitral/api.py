@@ -1,16 +1,24 @@
-"""The public functions that combine packages: train, train_events and export."""
+"""The public functions that combine packages: train, train_events, export and inspect."""
 
-import inspect
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from inspect import signature as signature_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from vitral.console.training import show_progress
+from vitral.errors import DataError
 from vitral.exporting.exporter import Exported, check_target
 from vitral.exporting.exporter import export as export_checkpoint
 from vitral.inference.loaded_model import open_checkpoint
+from vitral.inference.predictor import Failure, Predictor
+from vitral.inspection.inspecting import inspect_model
+from vitral.inspection.results import Inspection
+from vitral.inspection.traversal import check_vit
+from vitral.report.inspection_page import check_target as check_inspection_target
+from vitral.report.inspection_page import write_inspection
 from vitral.report.page import write_report
 from vitral.report.tensorboard import with_tensorboard
 from vitral.runs import Run
@@ -20,6 +28,7 @@ from vitral.training.events import Event, Finished, Measuring
 if TYPE_CHECKING:
     from torch import nn
 
+    from vitral.inference.predictor import ImageInput
     from vitral.weights.checkpoint import Checkpoint
 
 P = ParamSpec("P")
@@ -94,9 +103,9 @@ def _same_options(source: Callable[P, object]) -> Callable[[Callable[..., R]], C
     """Give a function the parameters of another one, for type checkers and for help()."""
 
     def decorate(function: Callable[..., R]) -> Callable[P, R]:
-        signature = inspect.signature(source)
+        signature = signature_of(source)
         parameters = [parameter for name, parameter in signature.parameters.items() if name != "progress"]
-        returns = inspect.signature(function).return_annotation
+        returns = signature_of(function).return_annotation
         vars(function)["__signature__"] = signature.replace(parameters=parameters, return_annotation=returns)
         return function
 
@@ -163,6 +172,57 @@ def export(
     on_stage("loading")
     checkpoint, _ = open_checkpoint(model, image_size)
     return export_checkpoint(checkpoint, path, to=to, overwrite=overwrite, on_stage=on_stage)
+
+
+def inspect(
+    model: "str | Path | Checkpoint",
+    images: "str | Path | Sequence[ImageInput]",
+    *,
+    out: str | Path | None = None,
+    labels: Sequence[str] = (),
+    faithfulness: bool = False,
+    image_size: int | tuple[int, int] | None = None,
+    device: str = "auto",
+    overwrite: bool = False,
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> Inspection:
+    """Show where a model looks and what it learned: a page, PNGs and a JSON file.
+
+        vitral.inspect("vit-cifar10", ["cat.jpg", "ship.jpg"], out="inside")  # open inside/inspect.html
+
+    Parameters
+    ----------
+    model: a run folder, a weights file, a shipped or pretrained name, hf:OWNER/NAME, or a Checkpoint
+    images: a folder, or a list of images as `Predictor` takes them; the page shows the first eight
+    out: the folder to write; by default inspect-NAME in the current folder
+    labels: show the relevance of these classes instead of the most probable ones
+    faithfulness: also delete the patches that the maps rank highest, to test the maps
+    image_size: another input size than the model was trained at
+    overwrite: replace the files of an earlier inspection
+    on_stage: called with the name of each stage
+    """
+    name = _name_of(model)
+    folder = Path(f"inspect-{name}") if out is None else Path(out)
+    check_inspection_target(folder, overwrite=overwrite)
+    on_stage("loading")
+    predictor = Predictor(model, device=device, image_size=image_size)
+    check_vit(predictor.loaded.model)
+    on_stage("reading images")
+    usable, skipped = [], []
+    for number, (source, image) in enumerate(predictor.preprocessed(images), 1):
+        label = str(source) if isinstance(source, str | Path) else f"image {number}"
+        (skipped if isinstance(image, Failure) else usable).append((label, image))
+    if not usable:
+        reason = f": {skipped[0][1].reason}" if skipped else ""
+        raise DataError(f"None of the {len(skipped)} images is readable{reason}.")
+    failures = tuple((label, failure.reason) for label, failure in skipped)
+    result = inspect_model(
+        predictor.loaded, name, usable, labels=labels, with_faithfulness=faithfulness, on_stage=on_stage
+    )
+    on_stage("drawing")
+    result = replace(result, skipped=failures, out=str(folder))
+    write_inspection(result, folder)
+    return result
 
 
 def _name_of(model: "str | Path | Checkpoint") -> str:

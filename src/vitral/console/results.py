@@ -117,3 +117,18 @@ def worst_classes(rows: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[s
         return rows, 0
     present = sorted((row for row in rows if row["images"]), key=lambda row: row["f1"] or 0)
     return present[:MAX_CLASSES], max(0, len(present) - MAX_CLASSES)
+
+
+def describe_inspection(facts: Mapping[str, Any]) -> list[str]:
+    """Return the path of the page, a prediction per image, and the faithfulness of the maps if it was measured."""
+    lines = [f"Wrote {facts['page']}"]
+    for image in facts["images"]:
+        if image["predictions"]:
+            best = image["predictions"][0]
+            lines.append(f"  {printable(image['name'])}: {printable(best['label'])} {best['probability']:.1%}")
+    for name, result in facts["faithfulness"].items():
+        interval = "" if result["low"] is None else f", 95% CI {result['low']:+.3f} to {result['high']:+.3f}"
+        verdict = "better than chance" if (result["low"] or 0) > 0 else "not clearly better than chance"
+        count = format_count(result["images"], "image")
+        lines.append(f"Faithfulness of {name}: {result['score']:+.3f} ({count}{interval}): {verdict}")
+    return lines

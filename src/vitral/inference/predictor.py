@@ -123,6 +123,10 @@ class Predictor:
         """Yield each image with its embedding (D,), or with a Failure, as `stream` does."""
         yield from self._stream(images, lambda batch: self.loaded.check_finite(self.loaded.features(batch)).numpy())
 
+    def preprocessed(self, images: "Iterable[AnyInput] | str | Path") -> "Iterator[tuple[AnyInput, Tensor | Failure]]":
+        """Yield each image as uint8 (C, H, W), the model's input before normalization, or with a Failure."""
+        yield from self._stream(images, lambda batch: batch)
+
     def check_can_reject(self) -> None:
         """Raise ConfigError if the model cannot measure how unusual an image is."""
         if self.novelty is None:

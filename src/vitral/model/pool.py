@@ -59,9 +59,21 @@ class MapPool(nn.Module):
         return pool_groups(x, packing, self.attend)
 
     def attend(self, x: Sequences, extras: int) -> Float[Tensor, "B D"]:
+        return self.transform(F.scaled_dot_product_attention(*self.project(x, extras)))
+
+    def attend_with_weights(self, x: Sequences, extras: int) -> tuple[Float[Tensor, "B D"], Tensor]:
+        """Do the same without the fused kernel, and also return the probe's attention weights (B, heads, 1, patches)."""
+        q, k, v = self.project(x, extras)
+        weights = ((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)).softmax(dim=-1)
+        return self.transform(weights @ v), weights
+
+    def project(self, x: Sequences, extras: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the query of the probe and the keys and values of the patches, each (B, heads, tokens, head_dim)."""
         q = self.to_q(self.probe).unflatten(-1, (self.heads, 1, -1)).expand(x.shape[0], -1, -1, -1)
         k, v = self.to_kv(x[:, extras:]).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v)
+        return q, k, v
+
+    def transform(self, mixed: Float[Tensor, "B H 1 E"]) -> Float[Tensor, "B D"]:
         y = self.to_out(mixed.flatten(1))  # (B, heads, 1, head_dim) -> (B, D)
         return y + self.mlp(self.norm(y))
 
