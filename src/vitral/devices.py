@@ -29,6 +29,8 @@ class World:
     size: int = 1
     local_rank: int = 0
     """The rank among the processes of this machine."""
+    local_size: int = 1
+    """Number of processes on this machine."""
     reason: str = "started without a launcher"
 
     @property
@@ -50,13 +52,15 @@ def find_world(environment: Mapping[str, str] | None = None) -> World:
     if values.get("WORLD_SIZE", "1") == "1" or "RANK" not in values:
         return World()
     rank, size, local_rank = (int(values.get(name, "0")) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    local_size = int(values.get("LOCAL_WORLD_SIZE", "1"))
     run_id = values.get("TORCHELASTIC_RUN_ID", "none")
     if run_id == "none":
         raise ConfigError(
             f"WORLD_SIZE={size} comes from a static rendezvous, after which a lost process cannot be replaced.",
             hint="Use torchrun --standalone, or --rdzv-backend c10d with --rdzv-endpoint and --rdzv-id.",
         )
-    return World(rank=rank, size=size, local_rank=local_rank, reason=f"torchrun, rendezvous {run_id}")
+    reason = f"torchrun, rendezvous {run_id}"
+    return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, reason=reason)
 
 
 def normalize_device(device: str) -> str:
@@ -89,6 +93,17 @@ def choose_device(device: str = "auto") -> Choice:
     if int(number or 0) >= count:
         raise ConfigError(f"device={device!r} does not exist (expected a number from 0 to {count - 1}).")
     return Choice(device, "requested")
+
+
+def find_memory(device: str, world: World) -> int | None:
+    """Return the bytes of memory for one process: of its GPU, or its share of the machine's. None if unknown."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    if device == "cpu" and hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // world.local_size
+    return None
 
 
 def choose_precision(device: str) -> Choice:

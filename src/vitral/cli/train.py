@@ -56,6 +56,9 @@ class Settings:
     objective: Annotated[
         Text, option("classify, or masked-patches to pretrain without labels.", "NAME", show_default="classify")
     ] = None
+    parallel: Annotated[
+        Text, AUTO, option("ddp, or fsdp to divide weights, gradients and moments among the processes.", "STRATEGY")
+    ] = None
     seed: Annotated[OptionalInt, option("Random seed.", show_default="0")] = None
     device: Annotated[Device | None, AUTO] = None
     precision: Annotated[Text, AUTO, option("float32, bfloat16 or float16.", "PRECISION")] = None

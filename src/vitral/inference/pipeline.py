@@ -21,6 +21,20 @@ Compute = Callable[[Tensor | list[Tensor]], Tensor]
 """Return one row per image of a batch."""
 
 
+@dataclass(frozen=True, slots=True)
+class JointCompute:
+    """A computation in which all processes take part: one without images in a batch runs it on an example."""
+
+    compute: Compute
+    example: Tensor
+
+    def __call__(self, images: Tensor | list[Tensor]) -> Tensor:
+        return self.compute(images)
+
+    def run_example(self) -> None:
+        self.compute(self.example)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelOutputs:
     """The outputs of a model for the readable images of a split."""
@@ -135,6 +149,8 @@ def run_batches(
         bad += batch.bad
         if len(batch.items):
             parts.append((compute(batch.images), batch.labels, batch.items))
+        elif isinstance(compute, JointCompute):
+            compute.run_example()
         done += len(batch.items) + len(batch.bad)
         yield Progress(done=done, total=len(items))
     none = torch.empty(0, dtype=torch.long)

@@ -12,10 +12,11 @@ from typing import Any
 
 from vitral.data.dataset import DatasetIndex, Item, class_counts, natural_channels
 from vitral.data.decode import Header
-from vitral.devices import choose_device, choose_precision
+from vitral.devices import choose_device, choose_precision, find_memory, find_world
 from vitral.errors import ConfigError
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
+from vitral.model.cost import FLOAT_BYTES, count_cost
 from vitral.model.sizes import named_config
 from vitral.training.config import ResolvedConfig, TrainConfig, Tune, as_resolved
 from vitral.training.events import Chosen
@@ -132,6 +133,36 @@ def _channels(config: TrainConfig, facts: Facts) -> Choice:
             return channels, "those of the checkpoint" if config.from_weights else "those of your network"
     kind = {1: "are gray", 3: "have colors"}.get(natural, f"have {natural} channels")
     return natural, f"the images {kind}"
+
+
+def _parallel(config: TrainConfig, facts: Facts) -> Choice:
+    """FSDP talks more than DDP, so that it is the choice for models that DDP cannot hold."""
+    world = find_world()
+    if world.size == 1:
+        return "ddp", ""
+    memory, needed = find_memory(config.device, world), _training_bytes(config, facts)
+    if memory is None or needed is None:
+        return "ddp", f"{world.size} processes; the memory of {config.device} is unknown"
+    shown = f"weights, gradients and moments take {needed / 2**30:.1f} of {memory / 2**30:.1f} GiB per process"
+    return ("fsdp" if needed > memory else "ddp"), shown
+
+
+def _training_bytes(config: TrainConfig, facts: Facts) -> int | None:
+    """Return the memory of weights, gradients, moments and averages in one process; None if the network is unknown."""
+    if facts.pretrained is not None:
+        network = facts.pretrained.config
+    else:
+        try:
+            network = named_config(config.model, image_size=config.image_size, num_classes=len(facts.dataset.classes))
+            network = replace(network, **{name: value for name, value in config.network.items() if name != "stem"})
+        except ConfigError:  # reported where the network is built
+            return None
+    parameters, fraction = count_cost(network).parameters, 1.0
+    if config.tune.what != "all":
+        blocks = config.tune.blocks if config.tune.what == "last-blocks" else 0
+        fraction = blocks / network.blocks if isinstance(blocks, int) else 1.0
+    moments = {"sgd": 1}.get(config.optim.name, 2)
+    return int(FLOAT_BYTES * parameters * (1 + bool(config.ema) + fraction * (1 + moments)))
 
 
 def _image_size(config: TrainConfig, facts: Facts) -> Choice:
@@ -323,6 +354,7 @@ _CHOICES: dict[str, Callable[[TrainConfig, Facts], Choice | None]] = {  # in thi
     "tune.what": _tune_what,
     "tune.blocks": _tune_blocks,
     "tune.views": _tune_views,
+    "parallel": _parallel,
     "refit": _refit,
     "near_duplicates": lambda config, facts: ("ignore", ""),  # searched before the dataset is split
     "batch_size": _batch_size,

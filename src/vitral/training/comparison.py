@@ -12,6 +12,7 @@ from vitral.inference.pipeline import ModelOutputs
 from vitral.training.events import Chosen, Event
 from vitral.training.probe import describe_candidate
 from vitral.training.selection import choose_model, temperature_of
+from vitral.training.sharding import shard_like
 from vitral.training.state import TrainState
 from vitral.training.step import swapped_weights
 from vitral.training.tasks.classification import Classification
@@ -66,7 +67,8 @@ def final_probe(job: "Job") -> Parameters:
         return job.start
     names = (name for name, _ in job.learner.model.head.named_parameters(prefix="head"))
     tensors = (tensor.to(job.learner.device) for tensor in job.heads[1])
-    return {**job.start, **dict(zip(names, tensors, strict=True))}
+    heads = {name: shard_like(tensor, job.start[name]) for name, tensor in zip(names, tensors, strict=True)}
+    return {**job.start, **heads}
 
 
 def compare_models(job: "Job", state: TrainState, models: Mapping[str, TunedModel]) -> Generator[Event, None, str]:

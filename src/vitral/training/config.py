@@ -19,6 +19,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 TuneWhat = Literal["probe", "head", "last-blocks", "lora", "all"]
 LossKind = Literal["softmax", "sigmoid"]
 ClassWeights = Literal["none", "balanced"]
+Parallel = Literal["ddp", "fsdp"]
 MaskingTarget = Literal["mean-color", "small-patch", "pixels"]
 CUSTOM_MODEL = "custom:"
 """Prefix of `model` for a network that the caller built; the class name follows."""
@@ -169,6 +170,9 @@ class TrainConfig:
     """Images per optimizer step, over all processes."""
     accumulate: int = 1
     """Number of micro-batches per step, over all processes; more need less memory."""
+    parallel: Parallel | Auto = "auto"
+    """How several processes share the work. ddp: each holds the whole model; fsdp: each holds a part of all weights,
+    gradients and moments (FSDP2). auto: ddp, unless the model does not fit the memory of a device."""
     optim: Optim = field(default_factory=Optim)
     loss: Loss = field(default_factory=Loss)
     augment: Augment = field(default_factory=Augment)
@@ -273,6 +277,7 @@ class ResolvedConfig(TrainConfig):
     channels: int = 3
     resize: Resize = "crop"
     batch_size: int = 32
+    parallel: Parallel = "ddp"
     workers: int = 0
     precision: Precision = "float32"
     refit: bool = False

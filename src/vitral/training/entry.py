@@ -24,7 +24,8 @@ from vitral.training.request import Request, collect_settings, pop_network, reop
 from vitral.training.schedule import Pace
 from vitral.training.selection import BestEpoch
 from vitral.training.settings import as_toml, flatten
-from vitral.training.state import TrainState, check_fits, load_state, save_state
+from vitral.training.sharding import is_sharded
+from vitral.training.state import TrainState, check_fits, open_state
 from vitral.training.step import initial_loss_scale
 
 
@@ -78,9 +79,7 @@ def start_state(job: Job) -> TrainState:
         state.unreadable.add(job.probe.unreadable, job.run)
         if not job.steps and len(job.probe.features) > 1:  # the features do not change any more
             fit_novelty(job.probe.features, job.probe.labels).save(job.run.novelty)
-        with only_first() as is_writer:
-            if is_writer:
-                save_state(job.run.state, state, job.learner.tensors())
+        job.save_state(state)
         job.save_model()
     return state
 
@@ -98,7 +97,7 @@ def resume_run(run: Run, config: ResolvedConfig, *, network: Network | None = No
 
 
 def _resume(original: Run, config: ResolvedConfig, network: Network | None) -> Iterator[Event]:
-    run = mirror_run(original)
+    run = mirror_run(original, is_sharded=is_sharded(config))
     with run.claim():
         job = yield from prepare(Request(config=config, network=network), run)
         manifest = run.read_manifest()
@@ -148,9 +147,9 @@ def _check_unchanged(job: Job, manifest: Mapping[str, Any]) -> Iterator[Event]:
 
 def _restore(job: Job, original: Run) -> Generator[Event, None, TrainState | None]:
     """Load the newest saved state into the job and return it; None if there is none."""
-    loaded = load_state(original.state)
+    loaded = open_state(from_first(original.state))
     if loaded is None:
-        if job.run.model.is_file():
+        if from_first(job.run.model.is_file()):
             raise ConfigError(
                 f"{job.run.folder} has a model but no saved state; resuming would overwrite the model.",
                 hint="Restore the folder state/, or start another run with another --out.",
@@ -164,11 +163,13 @@ def _restore(job: Job, original: Run) -> Generator[Event, None, TrainState | Non
         state.pace = Pace.start(0, job.steps)
     is_at_end = state.step >= state.pace.end
     is_kept = job.config.keep == "best" or is_at_end
-    if state.best.is_set and not state.best.step and not job.run.model.is_file():
+    if state.best.is_set and not state.best.step and not from_first(job.run.model.is_file()):
         job.save_model()  # killed between the first state and the model of the probe, which are the same
     if state.best.is_set and is_kept:
         try:
-            job.check_saved()
+            with only_first() as is_writer:
+                if is_writer or not job.learner.is_sharded:
+                    job.check_saved()
         except VitralError as error:
             state.best = BestEpoch()
             state.is_unscored = state.stage == "train" and is_at_end  # measure and keep the last model again

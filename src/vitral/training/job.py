@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
+from vitral.collectives import from_first
 from vitral.data.batches import BatchLoader, ImageDataset
 from vitral.data.dataset import DatasetIndex
 from vitral.data.splits import Splits, sample_items
@@ -18,16 +20,21 @@ from vitral.runs import Run
 from vitral.training.budget import COMPARED_MODELS, MAX_PLAIN_IMAGES, MIN_TEST_IMAGES, TEST_FRACTION, Budget
 from vitral.training.config import ResolvedConfig
 from vitral.training.events import Candidate, Chosen
+from vitral.training.parallel import only_first
 from vitral.training.probe import Head, Probe
 from vitral.training.schedule import lr_factor
-from vitral.training.state import Stage, TrainState
+from vitral.training.sharded_models import load_shards, read_shards, save_plain_shards, save_shards
+from vitral.training.sharding import copy_values
+from vitral.training.state import Stage, TrainState, save_state
 from vitral.training.step import Learner
 from vitral.training.tokens import Loader, TokenLoader, TokenSet
 from vitral.training.tuning import merge_lora, save_adapter
 from vitral.weights.checkpoint import Checkpoint
+from vitral.weights.dialects.plan import Content
 from vitral.weights.formats.safetensors import write_safetensors
 from vitral.weights.load import load, verify_checksum
 from vitral.weights.save import save
+from vitral.weights.state_dict import build_on_meta
 
 CUSTOM = "vitral.custom"
 """Metadata of a file that only the class it names can load."""
@@ -187,10 +194,21 @@ class Job:
         refit = 0.0 if self.refit is None else self.refit.batches_per_epoch / epoch
         return int((left - refit * step * step_seconds) / (step_seconds * (1 + refit) + scored))
 
+    def save_state(self, state: TrainState, tensors: Mapping[str, Tensor] | None = None) -> Path:
+        """Write everything that a resumed run needs: the first process does, or all do if each holds a part."""
+        tensors = tensors or self.learner.tensors()
+        if self.learner.is_sharded:
+            return save_state(from_first(self.run.state), state, tensors)
+        with only_first() as is_writer:
+            return save_state(self.run.state, state, tensors) if is_writer else self.run.state
+        raise AssertionError
+
     def save_model(self) -> None:
         """Write the model as it is now, and the extra parameters of its task beside it."""
         model, extra = self.learner.model, self.learner.task.extra.state_dict()
-        if self.is_custom:
+        if self.is_custom and self.learner.is_sharded:
+            save_plain_shards(model, self.run.model, {CUSTOM: type(model).__name__})
+        elif self.is_custom:
             write_safetensors(self.run.model, _on_cpu(model.state_dict()), {CUSTOM: type(model).__name__})
         else:
             self._save_checkpoint(model)
@@ -199,13 +217,25 @@ class Job:
 
     def _save_checkpoint(self, model: Network) -> None:
         """Write the complete model, and beside it the trained weights of a partial training."""
-        complete, dataset = build(model.config), self.dataset
-        complete.load_state_dict(merge_lora(model.state_dict()))
+        dataset = self.dataset
         labels = dataset.classes if model.config.num_classes else None
-        checkpoint = Checkpoint(
-            model=complete, preprocess=self.preprocess, labels=labels, multi_label=dataset.multi_label
-        )
-        save(checkpoint, self.run.model)
+        if self.learner.is_sharded:
+            content = Content(
+                dialect="native",
+                network=model.config,
+                state=build_on_meta(model.config).state_dict(),
+                preprocess=self.preprocess,
+                labels=labels,
+                multi_label=dataset.multi_label,
+            )
+            save_shards(content, model, self.run.model)
+        else:
+            complete = build(model.config)
+            complete.load_state_dict(merge_lora(model.state_dict()))
+            checkpoint = Checkpoint(
+                model=complete, preprocess=self.preprocess, labels=labels, multi_label=dataset.multi_label
+            )
+            save(checkpoint, self.run.model)
         if self.config.from_weights and self.config.tune.what != "all":
             save_adapter(self.run.adapter, model, self.config.from_weights, self.base_sha256)
 
@@ -217,6 +247,9 @@ class Job:
 
     def load_trained(self) -> dict[str, Tensor]:
         """Read the trained parameters of the model that was written last, of a run that starts with a probe."""
+        if self.learner.is_sharded:
+            is_partial = self.config.tune.what != "all"
+            return read_shards(self.run.adapter if is_partial else self.run.model, self.start)
         if self.config.tune.what != "all":
             return load_file(self.run.adapter)
         return {name: tensor for name, tensor in self.load_model().state_dict().items() if name in self.start}
@@ -224,8 +257,13 @@ class Job:
     def load_model(self) -> Network:
         """Read the model that was written last."""
         model, extra = self.learner.model, self.learner.task.extra
-        if self.is_custom:
+        if self.is_custom and self.learner.is_sharded:
+            copy_values(model, read_shards(self.run.model, model.state_dict()))
+        elif self.is_custom:
             model.load_state_dict(load_file(self.run.model))
+        elif self.learner.is_sharded:
+            settings = replace(self.config, precision="float32")
+            model = load_shards(from_first(self.run.model), settings).model
         else:
             model = load(self.run.model).model.to(self.learner.device)
         if extra.state_dict():

@@ -38,12 +38,12 @@ from vitral.training.events import (
     Warned,
 )
 from vitral.training.pacing import Planner
-from vitral.training.parallel import only_first, share_batch
+from vitral.training.parallel import share_batch
 from vitral.training.records import list_candidates, write_report
 from vitral.training.schedule import Pace
 from vitral.training.selection import BestEpoch
 from vitral.training.signals import Signals, catch_signals
-from vitral.training.state import TrainState, save_state
+from vitral.training.state import TrainState
 from vitral.training.step import TrainingError, swapped_weights
 from vitral.training.tasks.classification import Classification
 from vitral.training.waiting import until_signal
@@ -95,11 +95,7 @@ def _train_stages(job: "Job", state: TrainState, signals: Signals) -> Iterator[E
 
 
 def _save(job: "Job", state: TrainState, tensors: dict[str, Tensor] | None = None) -> Saved:
-    path = job.run.state
-    with only_first() as is_writer:
-        if is_writer:
-            path = save_state(job.run.state, state, tensors or job.learner.tensors())
-    return Saved(path=path, step=state.step)
+    return Saved(path=job.save_state(state, tensors), step=state.step)
 
 
 class SaveClock:

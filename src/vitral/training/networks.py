@@ -14,6 +14,7 @@ from vitral.model.network import Network, build
 from vitral.model.sizes import canonical_name, named_config
 from vitral.preprocess import Preprocess
 from vitral.training.config import CUSTOM_MODEL, ResolvedConfig
+from vitral.training.sharded_models import builds_shards, create_shards, load_shards
 from vitral.weights.dialects.native import stem_from_dict
 from vitral.weights.formats.opening import open_tensors
 from vitral.weights.hub import locate
@@ -48,11 +49,18 @@ def build_model(
     if config.from_weights:
         if not isinstance(base, BiTConfig):  # the paper's fine-tuning drops the hidden layer of the head
             fields = {"representation": None, **fields}
-        loaded = load(config.from_weights, image_size=config.image_size, channels=config.channels, **fields)
+        fields = {"image_size": config.image_size, "channels": config.channels, **fields}
+        is_divided = builds_shards(config)
+        loaded = (
+            load_shards(config.from_weights, config, **fields) if is_divided else load(config.from_weights, **fields)
+        )
         changes = [] if loaded.report is None else [*loaded.report.resized.values(), *loaded.report.warnings]
-        return loaded.model.float(), replace(loaded.preprocess, resize=config.resize), changes
+        model = loaded.model if is_divided else loaded.model.float()
+        return model, replace(loaded.preprocess, resize=config.resize), changes
     fields = {"image_size": config.image_size, "channels": config.channels, **fields}
-    return build(named_config(config.model, **fields)), make_preprocess(config), []
+    described = named_config(config.model, **fields)
+    network = create_shards(described, config) if builds_shards(config) else build(described)
+    return network, make_preprocess(config), []
 
 
 def make_preprocess(config: ResolvedConfig) -> Preprocess:

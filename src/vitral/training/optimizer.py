@@ -7,11 +7,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from vitral.errors import ConfigError
 from vitral.model.network import Network
 from vitral.model.parameter_groups import ParameterGroup, group_parameters
 from vitral.training.config import ResolvedOptim
+from vitral.training.sharding import local, rows_of, shard_like
+from vitral.training.state_files import SavedTensor
 
 DEFAULT_MOMENTUM = {"sgd": 0.9, "muon": 0.95}
 
@@ -26,6 +29,8 @@ class Optimizer:
         self.parameters |= {f"extra.{name}": p for name, p in (extra or nn.Identity()).named_parameters()}
         self.views: dict[str, tuple[nn.Parameter, nn.Parameter, slice]] = {}
         """q, k and v as views into the one matrix that holds all three: (view, matrix, rows)."""
+        self.shards: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
+        """The rows of sharded parameters in this process: (rows, parameter)."""
         groups = group_parameters(self.parameters, len(model.blocks), optim.layer_decay)
         self.optimizers: list[torch.optim.Optimizer] = list(self._build(groups))
 
@@ -35,8 +40,8 @@ class Optimizer:
         for_muon = [name for name in self.parameters if self._is_for_muon(name)]
         plain: list[dict[str, Any]] = []
         for group in groups:
-            if names := [name for name in group.names if name not in for_muon]:
-                params = [self.parameters[name] for name in names]
+            if names := [name for name in group.names if name not in for_muon and self._has_rows(name)]:
+                params = [self._take_rows(name) for name in names]
                 decay = optim.weight_decay if group.decays else 0.0
                 plain.append({"params": params, "names": names, "scale": group.scale, "weight_decay": decay})
         if plain and optim.name == "sgd":
@@ -50,6 +55,17 @@ class Optimizer:
                 parts = dict(self._split(name))
                 matrices.append({"params": [*parts.values()], "names": [*parts], "scale": scales[name]})
             yield Muon(matrices, lr=optim.lr, weight_decay=optim.weight_decay, momentum=momentum)
+
+    def _has_rows(self, name: str) -> bool:
+        return local(self.parameters[name]).numel() > 0
+
+    def _take_rows(self, name: str) -> nn.Parameter:
+        """Return a parameter, or the rows of a sharded one as a view."""
+        parameter = self.parameters[name]
+        if not isinstance(parameter, DTensor):
+            return parameter
+        self.shards[name] = nn.Parameter(local(parameter)), parameter
+        return self.shards[name][0]
 
     def _is_for_muon(self, name: str) -> bool:
         is_block_matrix = name.startswith("blocks.") and self.parameters[name].ndim == 2
@@ -72,13 +88,16 @@ class Optimizer:
         """Update the parameters at a fraction of the peak learning rate."""
         for view, matrix, rows in self.views.values():
             view.grad = None if matrix.grad is None else matrix.grad[rows]
+        for shard, parameter in self.shards.values():
+            shard.grad = None if parameter.grad is None else local(parameter.grad)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self.optim.lr * lr_factor * group["scale"]
             optimizer.step()
 
     def zero_grad(self) -> None:
-        for parameter in (*self.parameters.values(), *(view for view, _, _ in self.views.values())):
+        views = (view for view, *_ in (*self.views.values(), *self.shards.values()))
+        for parameter in (*self.parameters.values(), *views):
             parameter.grad = None
 
     def state(self) -> dict[str, Tensor]:
@@ -88,10 +107,14 @@ class Optimizer:
             for name, parameter in _named_parameters(optimizer):
                 values: dict[str, Any] = optimizer.state.get(parameter, {})
                 for key, value in values.items():
-                    state[f"{number}/{name}/{key}"] = value if isinstance(value, Tensor) else torch.tensor(value)
+                    tensor = value if isinstance(value, Tensor) else torch.tensor(value)
+                    is_divided = name in self.shards and tensor.ndim > 0
+                    state[f"{number}/{name}/{key}"] = (
+                        shard_like(tensor, self.parameters[name]) if is_divided else tensor
+                    )
         return state
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, SavedTensor]) -> None:
         """Restore moments and counters. ConfigError if they are not those of this optimizer."""
         for number, optimizer in enumerate(self.optimizers):
             is_adamw = isinstance(optimizer, torch.optim.AdamW)
@@ -101,11 +124,13 @@ class Optimizer:
                 values = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
                 if values and sorted(values) != keys:
                     raise _misfit(name, f"it has {', '.join(sorted(values))} (expected {', '.join(keys)})")
+                full = self.parameters.get(name, parameter)
                 for key, value in values.items():  # counters too: fused kernels read them on the device of the weights
-                    is_counter = key == "step" and not value.ndim
-                    if not is_counter and (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
+                    is_counter = key == "step" and not value.shape
+                    if not is_counter and (value.shape, value.dtype) != (full.shape, full.dtype):
                         raise _misfit(name, f"{key} has {value.dtype} and shape {tuple(value.shape)}")
-                    optimizer.state[parameter][key] = value.to(parameter.device, copy=True)
+                    rows = None if is_counter else rows_of(full)
+                    optimizer.state[parameter][key] = value.read(rows).to(parameter.device, copy=True)
 
 
 def _misfit(name: str, problem: str) -> ConfigError:

@@ -52,12 +52,16 @@ def check_same_dataset(dataset: DatasetIndex) -> None:
         )
 
 
-def mirror_run(run: Run) -> Run:
-    """Return the run for the first process, and for every other a temporary copy of what a resumed run reads."""
+def mirror_run(run: Run, *, is_sharded: bool = False) -> Run:
+    """Return the run for the first process, and for every other a temporary copy of what a resumed run reads.
+
+    The processes of a sharded run read the model, which may be larger than their memory, where it is.
+    """
     if not is_shared():
         return run
     folder = run.folder
-    files = {p.relative_to(folder): p.read_bytes() for pattern in MIRRORED for p in folder.glob(pattern)}
+    paths = [path for pattern in MIRRORED for path in folder.glob(pattern)] if current_world().is_first else []
+    files = {p.relative_to(folder): p.read_bytes() for p in paths if not (is_sharded and p == run.model)}
     files = from_first(files)
     if current_world().is_first:
         return run

@@ -1,7 +1,7 @@
 """From arguments to a `Request`: defaults < recipe < config file < arguments. Also reopens the settings of a run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ _LENGTHS = {"steps": None, "epochs": "auto", "minutes": None}
 """The settings that state the length of a run, with the value that leaves it to another."""
 
 
-SETTINGS_OF_OLD_RUNS = {"near_duplicates": "ignore", "tune.views": 0, "refit": False}
+SETTINGS_OF_OLD_RUNS = {"near_duplicates": "ignore", "tune.views": 0, "refit": False, "parallel": "ddp"}
 """What runs of versions without these settings did."""
 
 
@@ -144,7 +144,10 @@ def reopen(
     config: str | Path | None = None,
     out: str | Path | None = None,
 ) -> tuple[Run, ResolvedConfig]:
-    """Return a run to resume and its settings. Settings may be repeated, but raise ConfigError if they differ."""
+    """Return a run to resume and its settings. Settings may be repeated, but raise ConfigError if they differ.
+
+    Only `parallel` may: every strategy reads the states of the others.
+    """
     if recipe or config or (out is not None and not _is_same_path(out, folder)):
         raise ConfigError("--resume continues a run as it is.", hint="Drop --recipe, --config and --out.")
     run = Run.open(folder)
@@ -153,12 +156,14 @@ def reopen(
     repeated = {name: value for name, value in repeated.items() if value != "auto"}
     current, requested = as_settings(resolved), as_settings(with_settings(resolved, repeated, "--resume"))
     for name, value in requested.items():
-        if current.get(name) != value and not _are_equivalent(name, current.get(name), value):
+        if name == "parallel" or current.get(name) == value:
+            continue
+        if not _are_equivalent(name, current.get(name), value):
             raise ConfigError(
                 f"{run.folder} has {name}={current.get(name)!r}, but --resume got {value!r}.",
                 hint="Leave it out, or start another run with another --out.",
             )
-    return run, resolved
+    return run, replace(resolved, parallel=requested["parallel"])
 
 
 def read_run_settings(run: Run) -> ResolvedConfig:

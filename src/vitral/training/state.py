@@ -1,8 +1,8 @@
 """Everything that changes while a run trains, saved in folders that are complete or absent.
 
-    state/step-00000120/tensors.safetensors   weights, moments, averages
+    state/step-00000120/tensors.safetensors   weights, moments, averages; one file per process if sharded
                         state.json            the TrainState
-                        manifest.json         SHA-256 and size of both
+                        manifest.json         SHA-256 and size of every file
 
 A state is written to a temporary folder, its manifest last, flushed to disk and renamed. Loading uses the newest state
 whose manifest verifies.
@@ -12,20 +12,21 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
+from vitral.collectives import current_world, from_first, gather
 from vitral.data.scan import max_bad_images
 from vitral.errors import MAX_NUMBER, ConfigError, DataError, VitralError
 from vitral.files import flush_to_disk, sha256_of
 from vitral.training.schedule import Pace
 from vitral.training.selection import BestEpoch
+from vitral.training.state_files import SavedTensor, check_names, is_divided, open_tensors, write_tensors
 
 if TYPE_CHECKING:
     from vitral.data.batches import Batch
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 STATES_KEPT = 2
 Stage = Literal["train", "refit", "done"]
 """train: on the training images; refit: also on the validation images; done: the final model is written."""
-_TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
+Result = TypeVar("Result")
+_STATE, _MANIFEST = "state.json", "manifest.json"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -144,32 +146,74 @@ def _check_values(state: TrainState) -> None:
 
 
 def save_state(folder: Path, state: TrainState, tensors: Mapping[str, Tensor]) -> Path:
-    """Write a state and remove old ones. A failure leaves the existing states."""
+    """Write a state and remove old ones. A failure leaves the existing states.
+
+    Processes that hold parts of the tensors all call this and write their parts at the same time.
+    """
+    is_joint = is_divided(tensors)
+    is_first = not is_joint or current_world().is_first
     final = folder / _folder_name(state.step)
-    temporary = folder / f"{final.name}.tmp-{os.getpid()}"
-    try:
+    temporary = folder / f"{final.name}.tmp-{from_first(os.getpid()) if is_joint else os.getpid()}"
+
+    def create() -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        save_file({n: tensor.detach().cpu().contiguous() for n, tensor in tensors.items()}, temporary / _TENSORS)
+
+    def write() -> tuple[str, dict[str, Any]]:
+        path = write_tensors(temporary, tensors)
+        flush_to_disk(path)
+        return path.name, _describe(path)
+
+    def commit() -> None:
         (temporary / _STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
-        paths = [temporary / name for name in (_TENSORS, _STATE)]
-        manifest = {path.name: {"sha256": sha256_of(path), "bytes": path.stat().st_size} for path in paths}
+        manifest = {**dict(written), _STATE: _describe(temporary / _STATE)}
         (temporary / _MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-        for path in (*paths, temporary / _MANIFEST, temporary):
+        for path in (temporary / _STATE, temporary / _MANIFEST, temporary):
             flush_to_disk(path)
         shutil.rmtree(final, ignore_errors=True)  # the same step saved twice is the same state
         os.rename(temporary, final)
         flush_to_disk(folder)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+
+    try:
+        _do_jointly(create if is_first else _do_nothing, is_joint)
+        written = _do_jointly(write, is_joint)
+        _do_jointly(commit if is_first else _do_nothing, is_joint)
+    except _SaveError as error:
+        if is_first:
+            shutil.rmtree(temporary, ignore_errors=True)
         raise VitralError(
-            f"Cannot save the state in {folder}: {reason}.", hint="Free some space, then resume."
+            f"Cannot save the state in {folder}: {error}.", hint="Free some space, then resume."
         ) from error
     leftovers = folder.glob("step-*.tmp-*")  # of a process that was killed while saving
-    for path in (*_saved_states(folder)[STATES_KEPT:], *leftovers):
+    for path in (*_saved_states(folder)[STATES_KEPT:], *leftovers) if is_first else ():
         shutil.rmtree(path, ignore_errors=True)
     return final
+
+
+class _SaveError(Exception):
+    """A part of a state cannot be written, by any of the processes."""
+
+
+def _do_jointly(work: Callable[[], Result], is_joint: bool) -> list[Result]:
+    """Do something in this process, or in all of them, and return the results by rank. Raise if one fails."""
+    result: Result | None = None
+    reason = None
+    try:
+        result = work()
+    except (OSError, SafetensorError) as error:
+        reason = str(error.strerror if isinstance(error, OSError) and error.strerror else error)
+    outcomes = gather((result, reason)) if is_joint else [(result, reason)]
+    if failures := [reason for _, reason in outcomes if reason is not None]:
+        raise _SaveError(failures[0])
+    return [result for result, _ in outcomes]  # pyright: ignore[reportReturnType]
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    return {"sha256": sha256_of(path), "bytes": path.stat().st_size}
 
 
 def _folder_name(step: int) -> str:
@@ -177,11 +221,23 @@ def _folder_name(step: int) -> str:
 
 
 def load_state(folder: Path) -> tuple[TrainState, dict[str, Tensor], list[str]] | None:
-    """Return the newest intact state, its tensors, and a sentence per damaged newer one; None if none was saved."""
+    """Return the newest intact state with its tensors in memory, as `open_state` does."""
+    opened = open_state(folder)
+    if opened is None:
+        return None
+    state, tensors, problems = opened
+    return state, {name: tensor.read() for name, tensor in tensors.items()}, problems
+
+
+def open_state(folder: Path) -> tuple[TrainState, dict[str, SavedTensor], list[str]] | None:
+    """Return the newest intact state, its tensors, and a sentence per damaged newer one; None if none was saved.
+
+    Several processes call this together, and each verifies some of the files.
+    """
     damaged: list[str] = []
-    for path in _saved_states(folder):
+    for path in from_first(_saved_states(folder)):
         try:
-            state, tensors = _read_state(path)
+            state, tensors = _open_state(path)
         except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
             name = Path(str(error.filename)).name if isinstance(error, OSError) and error.filename else None
             reason = f"{name}: {error.strerror}" if isinstance(error, OSError) and name else str(error)
@@ -196,15 +252,32 @@ def load_state(folder: Path) -> tuple[TrainState, dict[str, Tensor], list[str]] 
     return None
 
 
-def _read_state(path: Path) -> tuple[TrainState, dict[str, Tensor]]:
+def _open_state(path: Path) -> tuple[TrainState, dict[str, SavedTensor]]:
+    """Return a state and its tensors. All processes raise an error if one of them finds a damaged file."""
+    opened: tuple[TrainState, dict[str, SavedTensor]] | None = None
+    error: Exception | None = None
+    try:
+        opened = _verify_state(path)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as caught:
+        error = caught
+    if errors := [other for other in gather(error) if other is not None]:
+        raise error or errors[0]
+    assert opened is not None
+    return opened
+
+
+def _verify_state(path: Path) -> tuple[TrainState, dict[str, SavedTensor]]:
     manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
-    for name in (_TENSORS, _STATE):
-        if manifest[name] != {"sha256": sha256_of(path / name), "bytes": (path / name).stat().st_size}:
+    files = [name for name in manifest if name != _STATE]
+    check_names(files)
+    world = current_world()
+    for name in (_STATE, *sorted(files)[world.rank :: world.size]):
+        if manifest[name] != _describe(path / name):
             raise ValueError(f"{name} does not match its SHA-256")
     state = TrainState.from_dict(json.loads((path / _STATE).read_text(encoding="utf-8")))
     if path.name != _folder_name(state.step):
         raise ValueError(f"{_STATE} is of step {state.step}")
-    return state, load_file(path / _TENSORS)
+    return state, open_tensors(path, files)
 
 
 def has_state(folder: Path) -> bool:
@@ -212,7 +285,7 @@ def has_state(folder: Path) -> bool:
     return bool(_saved_states(folder))
 
 
-def check_fits(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], folder: Path) -> None:
+def check_fits(tensors: Mapping[str, SavedTensor | Tensor], expected: Mapping[str, Tensor], folder: Path) -> None:
     """Raise ConfigError if saved tensors are not those of this network, because somebody changed config.toml.
 
     `expected` has the tensors before the first step, when the optimizer may have no moments yet.

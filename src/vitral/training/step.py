@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from vitral.collectives import copy_from_first, current_world, from_first, gather, sum_gradients
+from vitral.collectives import copy_from_first, current_world, from_first, gather
 from vitral.data.batches import Batch
 from vitral.devices import keep_freed_memory, release_freed_memory
 from vitral.errors import VitralError
 from vitral.model.network import Network
 from vitral.training.config import ResolvedConfig
+from vitral.training.gradients import add_up_gradients, clip_gradients
 from vitral.training.optimizer import Optimizer
+from vitral.training.sharding import copy_values, is_sharded, local, shard_model
 from vitral.training.state import TrainState
+from vitral.training.state_files import SavedTensor, read_into
 from vitral.training.tuning import choose_parameters
 
 if TYPE_CHECKING:
@@ -47,23 +50,27 @@ class Learner:
         if self.device.type == "cpu":
             keep_freed_memory()
         model.gradient_checkpointing = config.gradient_checkpointing
+        self.is_sharded = is_sharded(config)
+        if self.is_sharded:
+            shard_model(model, config)
         self.optimizer = Optimizer(model, config.optim, extra=task.extra)
         self.modules = nn.ModuleList([model, task.extra])
         self.average = MovingAverage(self.modules, config.ema) if config.ema else None
         self.world = current_world()
         self.micro_batches = lcm(config.accumulate, self.world.size)
-        copy_from_first([*self.modules.parameters(), *self.modules.buffers()])
+        shared = task.extra if self.is_sharded else self.modules
+        copy_from_first([*shared.parameters(), *self.modules.buffers()])
 
     def train_step(self, batch: Batch, state: TrainState, lr_factor: float) -> float:
         """Update the weights from one batch and return its loss. TrainingError if a gradient is not finite."""
         loss = sum(gather(self.compute_gradients(batch, state.step, state.loss_scale)))
         parameters = list(self.optimizer.parameters.values())
-        sum_gradients(parameters)
+        add_up_gradients(parameters)
         if state.loss_scale != 1:
             for parameter in parameters:
                 if parameter.grad is not None:
                     parameter.grad /= state.loss_scale
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.optim.clip or float("inf"))
+        norm = clip_gradients(parameters, self.config.optim.clip)
         if state.loss_scale > 1 and not torch.isfinite(norm):
             state.loss_scale /= 2  # an overflow of float16: skip this step
             state.steps_in_range = 0
@@ -90,22 +97,23 @@ class Learner:
         self.model.train()
         prepared = self.task.prepare(batch, step)
         total = 0.0
-        for index, part in self._divide(batch):
+        for index, part, weight in self._divide(batch):
             torch.manual_seed(  # pyright: ignore[reportUnknownMemberType]
                 self.config.seed * 1_000_003 + step + (index << 40)  # dropout and stochastic depth
             )
             with self.autocast():
                 outputs = self.task.forward(prepared, part)
-            loss = self.task.loss(outputs, prepared, part)
+            loss = self.task.loss(outputs, prepared, part) * weight
             (loss * loss_scale).backward()  # pyright: ignore[reportUnknownMemberType]
             total += loss.item()
         return total
 
-    def _divide(self, batch: Batch) -> Iterator[tuple[int, slice]]:
-        """Yield the number of each micro-batch of this process, and its images.
+    def _divide(self, batch: Batch) -> Iterator[tuple[int, slice, int]]:
+        """Yield the number of each micro-batch of this process, its images, and the weight of its loss.
 
         Micro-batches divide the whole batch, so that the number of processes changes none of them. Only an unreadable
-        image moves the borders inside the part of a process.
+        image moves the borders inside the part of a process. Processes that share the weights run the same number of
+        micro-batches, so that one of them repeats an image with a weight of 0 where it has none.
         """
         parts, local = self.micro_batches, len(batch.items)
         whole, per_process = batch.whole, 1 if batch.share is None else self.world.size
@@ -115,11 +123,13 @@ class Learner:
         edges = [0, *(min(max(0, edge), local) for edge in edges[1:-1]), local]
         for index, (start, stop) in enumerate(pairwise(edges)):
             if start < stop:
-                yield first + index, slice(start, stop)
+                yield first + index, slice(start, stop), 1
+            elif self.is_sharded:
+                yield first + index, slice(0, 1), 0
 
     def restart(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from other values of some parameters, with a new optimizer and a new average."""
-        self.model.load_state_dict(tensors, strict=False)
+        copy_values(self.model, tensors)
         self.optimizer = Optimizer(self.model, self.config.optim, extra=self.task.extra)
         self.average = MovingAverage(self.modules, self.config.ema) if self.config.ema else None
 
@@ -134,7 +144,7 @@ class Learner:
             self.optimizer.zero_grad()
             times.append(time.perf_counter() - start)
             start = time.perf_counter()
-        self.model.load_state_dict(state)
+        copy_values(self.model, state)
         return from_first(median(times[1:]) * 1.1)  # plus the optimizer
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -155,16 +165,17 @@ class Learner:
             tensors |= {f"average:{name}": tensor for name, tensor in self.average.values.items()}
         return tensors
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {}
+    def load_tensors(self, tensors: Mapping[str, SavedTensor]) -> None:
+        """Restore the tensors of a saved state, of which a process with a part of the weights reads that part."""
+        parts: dict[str, dict[str, SavedTensor]] = {}
         for name, tensor in tensors.items():
             part, _, rest = name.partition(":")
             parts.setdefault(part, {})[rest] = tensor
-        self.model.load_state_dict(parts["model"])
-        self.task.extra.load_state_dict(parts.get("extra", {}))
+        read_into(self.model.state_dict(), parts["model"])
+        read_into(self.task.extra.state_dict(), parts.get("extra", {}))
         self.optimizer.load(parts.get("optimizer", {}))
         if self.average is not None:
-            self.average.values = {name: tensor.to(self.device) for name, tensor in parts["average"].items()}
+            read_into(self.average.values, parts["average"])
 
 
 def initial_loss_scale(config: ResolvedConfig) -> float:
@@ -186,7 +197,7 @@ class MovingAverage:
             if name in frozen:
                 continue
             if tensor.is_floating_point():
-                self.values[name].lerp_(tensor, 1 - self.decay)
+                local(self.values[name]).lerp_(local(tensor), 1 - self.decay)
             else:
                 self.values[name].copy_(tensor)
 
@@ -195,8 +206,8 @@ class MovingAverage:
 def swapped_weights(model: nn.Module, values: Mapping[str, Tensor]) -> Generator[None]:
     """Use other values of some or all weights in a model inside the context."""
     original = {name: tensor.detach().clone() for name, tensor in model.state_dict().items() if name in values}
-    model.load_state_dict(values, strict=False)
+    copy_values(model, values)
     try:
         yield
     finally:
-        model.load_state_dict(original, strict=False)
+        copy_values(model, original)

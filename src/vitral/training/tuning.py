@@ -12,6 +12,7 @@ from vitral.errors import ConfigError, check_int
 from vitral.model.network import Network
 from vitral.model.vit import ViT
 from vitral.training.config import ResolvedTune
+from vitral.training.sharding import whole
 from vitral.weights.formats.safetensors import write_safetensors
 
 ADAPTER = "vitral.adapter"
@@ -80,5 +81,5 @@ def merge_lora(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def save_adapter(path: Path, model: Network, base: str, sha256: str | None) -> None:
     """Write the trained weights alone, with the SHA-256 of the checkpoint that they belong to."""
-    tensors = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters() if p.requires_grad}
+    tensors = {name: whole(p).cpu().contiguous() for name, p in model.named_parameters() if p.requires_grad}
     write_safetensors(path, tensors, {ADAPTER: json.dumps({"base": base, "base_sha256": sha256})})

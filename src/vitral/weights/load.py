@@ -5,7 +5,7 @@
 The model is built on the meta device and receives each tensor as it is read, so there is never a second copy.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -65,6 +65,16 @@ def load(
     return load_plan(plan, name, preprocess, config_overrides)
 
 
+def load_in_parts(
+    source: str | Path, keep: Callable[[Tensor], Tensor], **config_overrides: Any
+) -> tuple[Checkpoint, dict[str, Tensor]]:
+    """Load what ``keep`` returns of each tensor, one by one, with the checkpoint of a model on the meta device."""
+    check_field_names(config_overrides, of=ViTConfig)
+    plan = plan_load(open_source(source), config_overrides, None)
+    parts: dict[str, Tensor] = {}
+    return load_plan(plan, str(source), None, config_overrides, keep=keep, parts=parts), parts
+
+
 def peek(source: str | Path) -> ModelSpec:
     """Return the config, preprocessing and labels of a checkpoint, without reading its tensors."""
     return plan_load(open_source(source), {}).spec
@@ -81,18 +91,29 @@ def open_source(source: str | Path | Mapping[str, Tensor]) -> TensorFile:
 
 
 def load_plan(
-    plan: LoadPlan, source: str, preprocess: Preprocess | Mapping[str, Any] | None, overrides: Overrides
+    plan: LoadPlan,
+    source: str,
+    preprocess: Preprocess | Mapping[str, Any] | None,
+    overrides: Overrides,
+    *,
+    keep: Callable[[Tensor], Tensor] | None = None,
+    parts: dict[str, Tensor] | None = None,
 ) -> Checkpoint:
-    """Return the checkpoint that a plan describes, with the caller's changes."""
+    """Return the checkpoint that a plan describes, with the caller's changes.
+
+    With ``keep``, the model stays on the meta device, and ``parts`` receives what is kept of its tensors.
+    """
     spec = plan.spec
     check_size(spec.config, spec.preprocess, WeightsError, prefix=f"{plan.file.name}: ")
     config = resolve_config(spec.config, overrides)
     check_size(config, spec.preprocess, ConfigError)
-    builder = StateDictBuilder(build_on_meta(config), plan, overrides)
+    builder = StateDictBuilder(build_on_meta(config), plan, overrides, keep)
     builder.check_coverage()
     resolved = resolve_preprocess(spec, config, preprocess)
     check_size(config, resolved, ConfigError)
     report = builder.build(source)
+    if parts is not None:
+        parts |= builder.state
     changed = {*overrides} if preprocess is None else {*overrides, "preprocess"}
     report = replace(
         report,

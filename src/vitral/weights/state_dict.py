@@ -1,11 +1,14 @@
 """Fill a model on the meta device with the tensors of a checkpoint, by the rules of its dialect."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from vitral.errors import WeightsError, first_line
 from vitral.model.network import Config, Network, build
 from vitral.weights.checkpoint import LoadReport
+from vitral.weights.dialects.native import is_finite
 from vitral.weights.dialects.plan import LoadPlan, Overrides
 from vitral.weights.dialects.rules import Rule
 from vitral.weights.resizing import resize
@@ -27,16 +30,14 @@ def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def is_finite(tensor: Tensor) -> bool:
-    """Return whether a tensor contains neither NaN nor Inf; integers and empty tensors never do."""
-    has_numbers = tensor.is_floating_point() and tensor.numel() > 0
-    return not has_numbers or all(bound.isfinite() for bound in tensor.aminmax())
-
-
 class StateDictBuilder:
     """Apply the rules of a plan, one by one, to a model on the meta device."""
 
-    def __init__(self, model: Network, plan: LoadPlan, overrides: Overrides):
+    def __init__(
+        self, model: Network, plan: LoadPlan, overrides: Overrides, keep: Callable[[Tensor], Tensor] | None = None
+    ):
+        """``keep`` returns the part of a tensor to keep; the model then stays on the meta device."""
+        self.keep = keep
         self.model, self.plan, self.file, self.overrides = model, plan, plan.file, overrides
         shapes = shapes_of(model)
         is_same = plan.spec.config == model.config
@@ -74,7 +75,8 @@ class StateDictBuilder:
         for rule in self.plan.rules:
             self.apply(rule)
         self.initialize_rest()
-        self.model.load_state_dict(self.state, strict=False, assign=True)
+        if self.keep is None:
+            self.model.load_state_dict(self.state, strict=False, assign=True)
         return LoadReport(
             source=source,
             dialect=self.plan.dialect,
@@ -144,7 +146,7 @@ class StateDictBuilder:
             self.converted_dtypes.add(tensor.dtype)
             tensor = tensor.float()
         tensor, note = resize(name, tensor, self.plan.spec.config, self.model.config, self.model_shapes[name])
-        self.state[name] = tensor.contiguous()
+        self.state[name] = tensor.contiguous() if self.keep is None else self.keep(tensor)
         return note
 
     def initialize_rest(self) -> None:
@@ -164,6 +166,9 @@ class StateDictBuilder:
             module.reset_parameters()  # type: ignore[operator]
             for parameter in module.parameters(recurse=False):
                 parameter.data = parameter.data.to(dtype)
+        if self.keep is not None:
+            self.state |= {name: self.keep(self.model.state_dict()[name]) for name in rest}
+            self.model.to("meta")
 
     def replaces(self, name: str) -> bool:
         """Return whether the caller replaces this tensor with that of a new head."""

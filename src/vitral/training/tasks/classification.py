@@ -20,7 +20,8 @@ from vitral.evaluation.metrics import score
 from vitral.evaluation.results import summarize
 from vitral.inference.loaded_model import LoadedModel, to_device
 from vitral.inference.novelty import fit_novelty
-from vitral.inference.pipeline import ModelOutputs, run_model
+from vitral.inference.pipeline import Compute, JointCompute, ModelOutputs, run_model
+from vitral.model.config import ViTConfig
 from vitral.model.network import Network
 from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
@@ -29,6 +30,7 @@ from vitral.training.config import ResolvedConfig
 from vitral.training.events import Event
 from vitral.training.mixing import balanced_weights, mix_batch, previous_images, soft_loss, soft_targets
 from vitral.training.probe import measuring
+from vitral.training.sharding import keeps_float32, root_of, run_with
 from vitral.training.tasks import BATCH_SAMPLE, Measurement, PreparedBatch
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class Classification:
         self.first_block = len(model.blocks) - config.tune.blocks if config.tune.views else 0
         forward = partial(self._forward_tokens, model) if config.tune.views else model
         self.network: Callable[..., Tensor] = torch.compile(forward) if config.compile else forward  # pyright: ignore[reportUnknownMemberType]
+        self.model = model
         self.class_weights: Tensor | None = None
         if config.loss.class_weights == "balanced":
             counts = class_counts(splits.train, len(dataset.classes))
@@ -74,7 +77,7 @@ class Classification:
         return PreparedBatch(images, targets[part], whole=targets)
 
     def forward(self, batch: PreparedBatch, part: slice) -> Tensor:
-        return self.network(batch.images[part])
+        return run_with(self.model, self.network, batch.images[part])
 
     def loss(self, outputs: Tensor, batch: PreparedBatch, part: slice) -> Tensor:
         kind = self.config.loss.kind
@@ -85,8 +88,9 @@ class Classification:
             outputs = yield from self.predict(model, loader)
             return Measurement(scores=score(outputs.outputs, outputs.labels), unreadable=outputs.unreadable)
         start = time.perf_counter()
-        loaded = self.load_trained(model, "float32")  # as `vitral evaluate` runs it
-        outputs = yield from measuring(run_model(loader, loaded.logits), split)
+        precision = "float32" if keeps_float32(model) else self.config.precision  # the first as `vitral evaluate` does
+        loaded = self.load_trained(model, precision)
+        outputs = yield from measuring(run_model(loader, self._join(model, loaded.logits)), split)
         speed = len(loader.images) / (time.perf_counter() - start)
         evaluation = replace(summarize(outputs, self.dataset.classes), images_per_second=speed, split=self.test_reason)
         return Measurement(scores=evaluation.scores, unreadable=outputs.unreadable, report=evaluation.as_dict())
@@ -95,15 +99,29 @@ class Classification:
         """Return the logits of the validation images."""
         if not self.first_block:
             loaded = self.load_trained(model, self.config.precision)
-            return (yield from measuring(run_model(loader, loaded.logits), "validation"))
+            return (yield from measuring(run_model(loader, self._join(model, loaded.logits)), "validation"))
         features = yield from self.features(model, loader, "validation")
-        return replace(features, outputs=self.load_trained(model, self.config.precision).classify(features.outputs))
+        classify = self.load_trained(model, self.config.precision).classify
+        return replace(features, outputs=run_with(model, classify, features.outputs))
 
     def features(self, model: Network, loader: "Loader", what: str) -> Generator[Event, None, ModelOutputs]:
         """Return the inputs of the head."""
         loaded = self.load_trained(model, self.config.precision)
         compute: Any = partial(loaded.features_from, self.first_block) if self.first_block else loaded.features
-        return (yield from measuring(run_model(loader, compute), what))
+        return (yield from measuring(run_model(loader, self._join(model, compute)), what))
+
+    def _join(self, model: Network, compute: Compute) -> Compute:
+        """Return the computation as a sharded network runs it, or as it is."""
+        if root_of(model) is None:
+            return compute
+        config = model.config
+        shape: tuple[int, ...] = (1, config.channels, *config.image_hw)
+        if self.first_block:
+            assert isinstance(config, ViTConfig)
+            rows, columns = config.grid(*config.image_hw)
+            shape = (1, config.extra_tokens + rows * columns, config.width)
+        example = torch.zeros(shape, dtype=torch.bfloat16 if self.first_block else torch.uint8)
+        return JointCompute(partial(run_with, model, compute), example)
 
     def fit_novelty(
         self, model: Network, run: Run, train: "Loader", validation: "Loader"

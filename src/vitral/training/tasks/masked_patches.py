@@ -5,6 +5,7 @@ colors of the originals.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from math import nan
 from typing import Any
 
@@ -30,6 +31,7 @@ from vitral.preprocess import Preprocess
 from vitral.runs import Run
 from vitral.training.config import Masking, ResolvedConfig
 from vitral.training.events import Event, Measuring
+from vitral.training.sharding import root_of, run_with
 from vitral.training.tasks import BATCH_SAMPLE, Corruption, Measurement, PreparedBatch
 from vitral.training.tasks.masked_sheet import MAX_ROWS, PatchSheet
 from vitral.training.tokens import Loader
@@ -78,7 +80,7 @@ class MaskedPatchPrediction:
     def _predict(self, model: ViT, batch: PreparedBatch, part: slice) -> Tensor:
         assert batch.corruption is not None
         corruption = Corruption(*(tensor[part] for tensor in batch.corruption))
-        return self.predict(model, batch.images[part], corruption)
+        return run_with(model, self.predict, model, batch.images[part], corruption)
 
     def loss(self, outputs: Tensor, batch: PreparedBatch, part: slice) -> Tensor:
         return (
@@ -129,15 +131,33 @@ class MaskedPatchPrediction:
         dtype = getattr(torch, self.config.precision)
         for index, batch in enumerate(loader.epoch()):
             number = loader.rank + index * loader.world
-            if not len(batch.items):
+            is_empty = not len(batch.items)
+            if is_empty and root_of(model) is None:
                 yield number, batch, None, None
-            else:
-                prepared = self.prepare(batch, _MEASURING_STEP + number)
-                size = -(-len(prepared) // self.config.accumulate)  # what fits into memory at a time
-                parts = [slice(start, start + size) for start in range(0, len(prepared), size)]
-                with torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32):
-                    outputs = torch.cat([self._predict(model, prepared, part) for part in parts])
-                yield number, batch, prepared, outputs.float()
+                continue
+            prepared = self.prepare(self._example(batch) if is_empty else batch, _MEASURING_STEP + number)
+            with torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32):
+                outputs = self._predict_all(model, prepared)
+            yield (number, batch, None, None) if is_empty else (number, batch, prepared, outputs.float())
+
+    def _predict_all(self, model: ViT, prepared: PreparedBatch) -> Tensor:
+        """Return the predictions for a batch, of as many images at a time as fit into memory.
+
+        The processes of a sharded network run it the same number of times.
+        """
+        size = -(-len(prepared) // self.config.accumulate)
+        starts = range(0, len(prepared), size)
+        outputs = [self._predict(model, prepared, slice(start, start + size)) for start in starts]
+        if root_of(model) is not None:
+            for _ in range(self.config.accumulate - len(starts)):
+                self._predict(model, prepared, slice(0, 1))
+        return torch.cat(outputs)
+
+    def _example(self, batch: Batch) -> Batch:
+        """Return a batch with one black image, for a process of a sharded network that has none."""
+        shape = (1, self.model.config.channels, *self.model.config.image_hw)
+        items = torch.zeros(1, dtype=torch.long)
+        return replace(batch, images=torch.zeros(shape, dtype=torch.uint8), labels=items, items=items)
 
     def draw(self, model: Network, run: Run, report: dict[str, Any], images: Sequence[Item]) -> None:
         """Draw hidden patches beside the predictions."""

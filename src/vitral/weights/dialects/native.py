@@ -8,7 +8,7 @@ does not have to guess.
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from vitral.model.config import ConvStem, ResNetStem, Stem, ViTConfig
 from vitral.preprocess import Preprocess
 from vitral.weights.dialects.plan import Config, Content, LoadPlan, ModelSpec, Overrides
 from vitral.weights.dialects.rules import rule
-from vitral.weights.formats.safetensors import write_safetensors
+from vitral.weights.formats.safetensors import stream_safetensors, write_safetensors
 from vitral.weights.formats.tensor_file import TensorFile, parse_json
 
 KEY = "vitral"
@@ -85,14 +85,34 @@ def read_hints(file: TensorFile) -> ModelSpec | None:
 def write(content: Content, path: Path) -> list[str]:
     """Write our own format."""
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in content.state.items()}
-    metadata = {
+    write_safetensors(path, state, {KEY: json.dumps(_make_metadata(content, checksum(state)), ensure_ascii=False)})
+    return []
+
+
+def write_in_turn(content: Content, tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
+    """Write our own format tensor by tensor, in the order of names; ``content.state`` has them on the meta device."""
+    digest = hashlib.sha256()
+
+    def check() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in tensors:
+            if not is_finite(tensor):
+                raise WeightsError(f"{name} contains NaN or Inf. Nothing was written.")
+            _add_to_checksum(digest, name, tensor.detach().cpu().contiguous())
+            yield name, tensor
+
+    def metadata() -> dict[str, str]:
+        return {KEY: json.dumps(_make_metadata(content, digest.hexdigest()), ensure_ascii=False)}
+
+    stream_safetensors(path, content.state, check(), metadata)
+
+
+def _make_metadata(content: Content, sha256: str) -> dict[str, Any]:
+    return {
         "format": FORMAT_VERSION,
         **spec_as_dict(content),
         "provenance": {"vitral": __version__, "torch": torch.__version__, **content.provenance},
-        "sha256": checksum(state),
+        "sha256": sha256,
     }
-    write_safetensors(path, state, {KEY: json.dumps(metadata, ensure_ascii=False)})
-    return []
 
 
 def write_state(content: Content, tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -195,10 +215,19 @@ def checksum(state: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of all tensors in the order of names: name, dtype, shape, values."""
     digest = hashlib.sha256()
     for name in sorted(state):
-        tensor = state[name].contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+        _add_to_checksum(digest, name, state[name].contiguous())
     return digest.hexdigest()
+
+
+def _add_to_checksum(digest: "hashlib._Hash", name: str, tensor: Tensor) -> None:
+    digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+    digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether a tensor contains neither NaN nor Inf; integers and empty tensors never do."""
+    has_numbers = tensor.is_floating_point() and tensor.numel() > 0
+    return not has_numbers or all(bound.isfinite() for bound in tensor.aminmax())
 
 
 def has_valid_checksum(file: TensorFile) -> bool:
