@@ -9,7 +9,19 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 import vitral
-from vitral.cli.parameters import Device, File, Format, ImageSize, Model, OptionalInt, Switch, Text, option
+from vitral.cli.launch import check_single_process, end_together, launch_if_asked
+from vitral.cli.parameters import (
+    Device,
+    File,
+    Format,
+    ImageSize,
+    Model,
+    OptionalInt,
+    Processes,
+    Switch,
+    Text,
+    option,
+)
 from vitral.console.output import show_as
 from vitral.console.progress import with_progress
 from vitral.console.results import show_evaluation
@@ -71,6 +83,7 @@ def evaluate(
     measures: Measures = Measures(),  # noqa: B008 (frozen, as the next two)
     suite: Suite = Suite(),  # noqa: B008
     inference: Inference = Inference(),  # noqa: B008
+    processes: Processes = None,
     format: Annotated[Format, option("human, json or quiet (top-1 only).")] = "human",
 ) -> None:
     """Evaluate a model: accuracy with confidence intervals, calibration, mistakes.
@@ -88,10 +101,12 @@ def evaluate(
     vitral evaluate vit-cifar10 photos/test --against runs/photos-1
     vitral evaluate hf:facebook/dinov2-small photos/ --knn 10 --few-shot 1,5,10
     """
+    launch_if_asked(processes)
     if suite.name is None:
         check_unset(suite, hint="Pass --suite vtab-1k.", problem="applies to a suite only")
         evaluate_model(model, data, measures, inference, format)
         return
+    check_single_process("evaluate --suite")
     check_unset(measures, hint="Drop it.", problem="cannot be combined with --suite")
     settings = {**asdict(inference), "steps": suite.steps, "accumulate": suite.accumulate}
     evaluate_suite(model, data, {name: value for name, value in settings.items() if value is not None}, format)
@@ -116,8 +131,7 @@ def evaluate_model(model: str, data: str | None, measures: Measures, inference: 
     top1 = (evaluation.knn or evaluation.few_shot or {"top1": evaluation.scores.top1})["top1"]
     content = scores | {"test": evaluation.scores.as_dict()}
     show_as(format, json=content, quiet=[f"{top1:.4f}"], human=lambda: show_evaluation(scores))
-    if evaluation.unreadable:
-        sys.exit(3)
+    end_together(3 if evaluation.unreadable else 0)
 
 
 def parse_shots(text: str | None) -> tuple[int, ...] | None:

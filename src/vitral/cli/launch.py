@@ -15,9 +15,28 @@ def is_launched() -> bool:
 
 
 def check_single_process(command: str) -> None:
-    """Raise ConfigError under torchrun for a command whose processes would all write the same file."""
+    """Raise ConfigError under torchrun for a command that several processes cannot share."""
     if is_launched():
         raise ConfigError(f"vitral {command} runs in one process.", hint="Start it without torchrun.")
+
+
+def launch_if_asked(processes: int | None) -> None:
+    """Run this command in several processes and exit, if `--processes` asks for more than the one that runs."""
+    if processes is not None and processes != 1 and not is_launched():
+        sys.exit(launch(processes, sys.argv[1:]))
+
+
+def end_together(code: int) -> None:
+    """Exit with a code other than 0 in the first process, once all processes are done.
+
+    A launcher ends all processes as soon as one fails, which could cut off the output of the first.
+    """
+    from vitral.collectives import current_world, wait_for_all
+
+    sys.stdout.flush()
+    wait_for_all()
+    if code and current_world().is_first:
+        sys.exit(code)
 
 
 def launch(processes: int, words: Sequence[str]) -> int:

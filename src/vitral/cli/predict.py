@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import vitral
-from vitral.cli.launch import check_single_process
+from vitral.cli.launch import end_together, launch_if_asked
 from vitral.cli.parameters import (
     BatchSize,
     Device,
@@ -17,6 +17,7 @@ from vitral.cli.parameters import (
     Model,
     OptionalNumber,
     Precision,
+    Processes,
     Switch,
     option,
 )
@@ -45,6 +46,7 @@ def predict(
     device: Device = "auto",
     precision: Precision = "float32",
     batch_size: BatchSize = 32,
+    processes: Processes = None,
     format: Annotated[
         Literal["human", "json", "csv", "quiet"], option("human, json, csv or quiet.", "FORMAT", show_choices=False)
     ] = "human",
@@ -61,20 +63,22 @@ def predict(
     vitral predict runs/pets-1 photos/ --reject 0.95
     find photos -name '*.jpg' | vitral predict runs/pets-1 - --format json
     """
-    from vitral.data.sources.image_files import find_images
+    launch_if_asked(processes)
+    from vitral.collectives import join_world
     from vitral.inference.writers import check_prediction_target, predict_to_file
 
-    check_single_process("predict")
+    is_first = join_world().is_first
     check_int("--top", top, minimum=1)
     if reject is not None:
         check_number("--reject", reject, above=0, maximum=1)
     if out is not None:
-        check_prediction_target(out, resume=resume)
+        if is_first:  # the file exists once the first process has created it
+            check_prediction_target(out, resume=resume)
         if format in ("json", "csv"):
             raise ConfigError(f"--format {format} does not apply to --out.", hint="Its suffix chooses the format.")
     elif resume:
         raise ConfigError("--resume needs a file to continue.", hint="Pass --out FILE.")
-    files = find_images(images, sys.stdin)
+    files = list_images(images)
     predictor = vitral.Predictor(
         model, device=device, precision=precision, batch_size=batch_size, image_size=image_size
     )
@@ -87,8 +91,15 @@ def predict(
     else:
         events = predict_to_file(predictor, files, out, top=top, reject=reject, resume=resume)
         failed = write_rows(events, out, quiet=format != "human")
-    if failed:
-        sys.exit(3)
+    end_together(3 if failed else 0)
+
+
+def list_images(images: tuple[str, ...]) -> list[str]:
+    """Return the images that the arguments name. Only the first process reads standard input and lists folders."""
+    from vitral.collectives import current_world, from_first
+    from vitral.data.sources.image_files import find_images
+
+    return from_first(find_images(images, sys.stdin) if current_world().is_first else [])
 
 
 def write_rows(events: "Iterator[Progress | PredictionFile]", out: Path, *, quiet: bool) -> int:
@@ -105,13 +116,13 @@ def write_rows(events: "Iterator[Progress | PredictionFile]", out: Path, *, quie
 
 def print_rows(predictor: "vitral.Predictor", files: list[str], top: int, format: str, reject: float | None) -> int:
     """Print a row per image and return the number of unusable images."""
-    from vitral.inference.writers import CSV, JSON_LINES, predict_rows
+    from vitral.inference.writers import CSV, JSON_LINES, share_rows
 
     write = {"human": write_human, "json": JSON_LINES.write, "csv": CSV.write, "quiet": write_quiet}[format]
     top = min(top, len(predictor.labels))
     failed = 0
     with progress_bar("Predicting", quiet=format != "human") as move:
-        for number, row in enumerate(predict_rows(predictor, files, top=top, reject=reject), 1):
+        for number, row in enumerate(share_rows(predictor, files, top=top, reject=reject), 1):
             if number == 1 and format == "csv":
                 CSV.write_header(sys.stdout, top)
             write(sys.stdout, row, top)
@@ -131,6 +142,7 @@ def features(
     device: Device = "auto",
     precision: Precision = "float32",
     batch_size: BatchSize = 32,
+    processes: Processes = None,
     format: Format = "human",
 ) -> None:
     """Write embeddings of images: the input of the classification head.
@@ -142,12 +154,13 @@ def features(
     vitral features vit-cifar10 photos/ --out embeddings.npz
     vitral features runs/pets-1 photos/ --out embeddings.parquet
     """
-    from vitral.data.sources.image_files import find_images
+    launch_if_asked(processes)
+    from vitral.collectives import join_world
     from vitral.inference.writers import check_feature_target, features_to_file
 
-    check_single_process("features")
-    check_feature_target(out)
-    files = find_images(images, sys.stdin)
+    if join_world().is_first:
+        check_feature_target(out)
+    files = list_images(images)
     predictor = vitral.Predictor(
         model, device=device, precision=precision, batch_size=batch_size, image_size=image_size
     )
@@ -155,5 +168,4 @@ def features(
     failures = [{"file": as_text(file), "error": reason} for file, reason in result.failures]
     facts = {"file": str(result.path), "images": result.images, "width": result.width, "failed": len(failures)}
     show_as(format, json=facts | {"failures": failures}, human=lambda: show_lines(describe_feature_file(result)))
-    if result.failures:
-        sys.exit(3)
+    end_together(3 if result.failures else 0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 import vitral
-from vitral.cli.launch import is_launched, launch
+from vitral.cli.launch import launch_if_asked
 from vitral.cli.parameters import Device, File, Format, OptionalInt, OptionalNumber, Switch, Text, option, split_setting
 from vitral.console.output import show_as, show_lines
 from vitral.console.tables import show_settings
@@ -113,8 +113,7 @@ def train(
     if help_all:
         show_settings(list_settings(), RECIPES.split(", "))
         return
-    if processes is not None and processes != 1 and not is_launched():
-        sys.exit(launch(processes, sys.argv[1:]))
+    launch_if_asked(processes)
     values: dict[str, Any] = settings.by_name() | dict(split_setting(setting, "--set optim.lr=3e-4") for setting in set)
     sources: dict[str, Any] = {"recipe": recipe, "config": config}
     if print_config:

@@ -17,11 +17,20 @@ from torch import Tensor
 
 from vitral import __version__
 from vitral.cache import cache_limit, has_entry, keep_entry, read_entry
+from vitral.collectives import current_world, from_first, is_shared
 from vitral.data.batches import Batch, BatchLoader, label_tensor
 from vitral.data.dataset import Item
 from vitral.data.decode import fast_jpeg
 from vitral.data.scan import Progress
-from vitral.inference.pipeline import ModelOutputs, make_loader, no_readable_image, run_batches
+from vitral.inference.pipeline import (
+    ModelOutputs,
+    join_outputs,
+    make_loader,
+    no_readable_image,
+    outputs_of,
+    run_batches,
+    share_outputs,
+)
 
 if TYPE_CHECKING:
     from vitral.inference.loaded_model import Images, LoadedModel
@@ -45,24 +54,27 @@ def cached_features(
 
     Features that are in the cache are read from it, the others are computed and kept chunk by chunk. The batches are
     the same either way, and so are the numbers. Pass the ``digest`` of the model if you have it. ``cache=False`` reads
-    and keeps nothing.
+    and keeps nothing. The processes of a command compute the batches in turn, and the first one has the cache.
     """
-    loader = make_loader(model, items, multi_label=multi_label, batch_size=batch_size, workers=workers)
+    world = current_world()
+    loader = make_loader(model, items, multi_label=multi_label, batch_size=batch_size, workers=workers, world=world)
     starts = range(0, len(items), _chunk_size(batch_size))
     keys: dict[int, str] = {}
-    if cache:
+    if cache and world.is_first:
         keys = _chunk_keys(model_digest(model) if digest is None else digest, loader, mirrored=mirrored)
     read = ((start, _read_chunk(key, loader, start)) for start, key in keys.items())
     chunks = {start: features for start, features in read if features is not None}
+    chunks = _share_chunks(chunks, items)
     cached = done = sum(len(_chunk(loader, start)) for start in chunks)
     batches = _load_missing(loader, [start for start in starts if start not in chunks])
     for start, group in groupby(batches, key=lambda pair: pair[0]):
         chunk_batches = (batch for _, batch in group)
         features = yield from run_batches(chunk_batches, partial(_compute, model, mirrored=mirrored), items, done=done)
+        features = share_outputs(features)
         model.check_finite(features.outputs)
         done += len(_chunk(loader, start))
         chunks[start] = features
-        if cache and features.outputs[:1].nbytes * len(items) <= cache_limit():  # else the last displace the first
+        if keys and features.outputs[:1].nbytes * len(items) <= cache_limit():  # else the last displace the first
             keep_entry("features", keys[start], _to_npz(features, start))
     return _combine(items, [chunks[start] for start in starts], cached)
 
@@ -70,9 +82,9 @@ def cached_features(
 def has_cached_features(
     model: "LoadedModel", items: Sequence[Item], *, batch_size: int, digest: "hashlib._Hash"
 ) -> bool:
-    """Return whether the cache has the features of all these images."""
+    """Return whether the cache of the first process has the features of all these images."""
     keys = _chunk_keys(digest, make_loader(model, items, batch_size=batch_size), mirrored=False)
-    return all(has_entry("features", key) for key in keys.values())
+    return from_first(all(has_entry("features", key) for key in keys.values()))
 
 
 def model_digest(model: "LoadedModel") -> "hashlib._Hash":
@@ -137,14 +149,32 @@ def _file_stamp(path: str) -> str:
 def _load_missing(loader: BatchLoader, missing: Sequence[int]) -> Iterator[tuple[int, Batch]]:
     """Yield the batches of the missing chunks, each with the first item of its chunk.
 
-    Chunks in a row are loaded in one go, so that worker processes do not wait at the end of each.
+    Chunks in a row are loaded in one go, so that worker processes do not wait at the end of each. Several processes
+    meet after each chunk.
     """
     size = _chunk_size(loader.batch_size)
+    if loader.world > 1:
+        for start in missing:
+            first = start // loader.batch_size
+            yield from ((start, batch) for batch in loader.epoch(start=first, stop=first + size // loader.batch_size))
+        return
     rows = groupby(enumerate(missing), key=lambda pair: pair[1] - pair[0] * size)
     for row in ([start for _, start in pairs] for _, pairs in rows):
         first, stop = row[0] // loader.batch_size, (row[-1] + size) // loader.batch_size
         for number, batch in enumerate(loader.epoch(start=first, stop=stop), first):
             yield number * loader.batch_size // size * size, batch
+
+
+def _share_chunks(chunks: dict[int, ModelOutputs], items: Sequence[Item]) -> dict[int, ModelOutputs]:
+    """Return the chunks of the first process, in every process."""
+    if not is_shared():
+        return chunks
+    shared = {}
+    for start in from_first(list(chunks)):
+        rows = from_first(outputs_of(chunks[start]) if start in chunks else None)
+        assert rows is not None
+        shared[start] = join_outputs([rows], items)
+    return shared
 
 
 def _compute(model: "LoadedModel", images: "Images", *, mirrored: bool) -> Tensor:

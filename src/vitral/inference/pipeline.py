@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from vitral.collectives import gather
+from vitral.collectives import current_world, gather, is_shared
 from vitral.data.batches import Batch, BatchLoader, ImageDataset
 from vitral.data.dataset import Item
 from vitral.data.scan import Progress
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Compute = Callable[[Tensor | list[Tensor]], Tensor]
 """Return one row per image of a batch."""
+AnyImage = TypeVar("AnyImage")
+Output = TypeVar("Output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +111,15 @@ def run_model(loader: Loader, compute: Compute) -> Generator[Progress, None, Mod
     """Yield progress and return the outputs of ``compute`` for every batch. Raise DataError if no image is readable."""
     outputs = yield from run_batches(loader.epoch(), compute, loader.images.items)
     if loader.world > 1:
-        outputs = join_outputs(gather(outputs_of(outputs)), outputs.items)
+        outputs = share_outputs(outputs)
     if not len(outputs.outputs):
         raise no_readable_image(outputs.items, outputs.unreadable)
     return outputs
+
+
+def share_outputs(outputs: ModelOutputs) -> ModelOutputs:
+    """Return the outputs of all processes of a command, in each of them."""
+    return join_outputs(gather(outputs_of(outputs)), outputs.items) if is_shared() else outputs
 
 
 def outputs_of(outputs: ModelOutputs) -> "Rows":
@@ -128,8 +135,10 @@ def join_outputs(parts: Sequence[Rows], items: Sequence[Item]) -> ModelOutputs:
     filled = [part for part in parts if len(part[2])] or parts[:1]
     outputs, labels, indices = map(torch.cat, zip(*(part[:3] for part in filled), strict=True))
     order = indices.argsort(stable=True)
-    position = {item.key: number for number, item in enumerate(items)}
-    unreadable = sorted((bad for part in parts for bad in part[3]), key=lambda bad: position[bad[0]])
+    unreadable = [bad for part in parts for bad in part[3]]
+    if unreadable:
+        position = {item.key: number for number, item in enumerate(items)}
+        unreadable.sort(key=lambda bad: position[bad[0]])
     return ModelOutputs(
         items=items,
         outputs=outputs[order],
@@ -157,6 +166,20 @@ def run_batches(
     outputs, labels, indices = map(torch.cat, zip(*parts, strict=True)) if parts else (torch.empty(0, 0), none, none)
     unreadable = tuple((items[index].key, reason) for index, reason in bad)
     return ModelOutputs(items=items, outputs=outputs, labels=labels, indices=indices, unreadable=unreadable)
+
+
+def share_images(
+    images: Sequence[AnyImage], batch_size: int, compute: Callable[[Sequence[AnyImage]], Iterable[Output]]
+) -> Iterator[Output]:
+    """Yield the outputs of all images, in order, in every process of a command.
+
+    The batches are those of one process, and so are the outputs, bit for bit: the processes compute batches in turn.
+    """
+    world = current_world()
+    for start in range(0, len(images), batch_size * world.size):
+        first = start + batch_size * world.rank
+        for outputs in gather(list(compute(images[first : first + batch_size]))):
+            yield from outputs
 
 
 def no_readable_image(items: Sequence[Item], unreadable: Sequence[tuple[str, str]]) -> DataError:

@@ -7,16 +7,20 @@ import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, NoReturn, TextIO
 
 import numpy as np
 
+from vitral.collectives import current_world, from_first
 from vitral.data.dataset import import_pyarrow
 from vitral.data.scan import Progress
 from vitral.errors import ConfigError, VitralError, check_int
 from vitral.files import as_text, atomic_path, to_json, try_lock
+from vitral.inference.pipeline import share_images
 from vitral.inference.predictor import Failure, Predictor
 
 MAX_ROW_BYTES = 2**24
@@ -144,6 +148,19 @@ def predict_rows(predictor: Predictor, files: Sequence[str], *, top: int, reject
             yield Row(file, [] if is_rejected else result.top(top), unusual=result.unusual)
 
 
+def share_rows(
+    predictor: Predictor, files: Sequence[str], *, start: int = 0, top: int, reject: float | None = None
+) -> Iterator[Row]:
+    """Yield the rows of `predict_rows`, from row ``start`` on, in every process of a command.
+
+    Each process predicts every so many of the batches. The batch of the first row is predicted as a whole, because the
+    last digits of a probability may depend on the other images of its batch.
+    """
+    skipped = start % predictor.batch_size
+    compute = partial(predict_rows, predictor, top=top, reject=reject)
+    return islice(share_images(files[start - skipped :], predictor.batch_size, compute), skipped, None)
+
+
 def predict_to_file(
     predictor: Predictor,
     files: Sequence[str],
@@ -155,11 +172,15 @@ def predict_to_file(
 ) -> Iterator[Progress | PredictionFile]:
     """Write a row per image to a .csv or .jsonl file; yield progress, then the result.
 
-    A killed process loses at most one batch; ``resume`` continues after the last complete row. Raise ConfigError if the
-    file exists (without ``resume``), another process writes it, or it has rows of other images or another model.
+    A killed process loses at most one batch per process; ``resume`` continues after the last complete row. Raise
+    ConfigError if the file exists (without ``resume``), another process writes it, or it has rows of other images or
+    another model. In several processes that share the images, the first one writes.
     """
     top = min(check_int("top", top, minimum=1), len(predictor.labels))
     predictor.loaded.check_has_head()
+    if not current_world().is_first:
+        yield from _help_to_predict(predictor, files, out, top=top, reject=reject)
+        return
     row_format = check_prediction_target(out, resume=resume)
     with _open_exclusively(out) as stream:
         written = _read_written(stream, row_format, files, top=top, out=out)
@@ -169,8 +190,8 @@ def predict_to_file(
             row_format.write_header(text, top)
         failed = sum(row.failed for row in written)
         yield Progress(done=len(written), total=len(files))
-        rows = predict_rows(predictor, files[len(written) :], top=top, reject=reject)
-        for number, row in enumerate(rows, len(written) + 1):
+        start = from_first(len(written))
+        for number, row in enumerate(share_rows(predictor, files, start=start, top=top, reject=reject), start + 1):
             failed += row.error is not None
             row_format.write(text, row, top)
             if number % predictor.batch_size == 0 or number == len(files):
@@ -178,6 +199,17 @@ def predict_to_file(
                 os.fsync(stream.fileno())
                 yield Progress(done=number, total=len(files))
         text.flush()
+    yield PredictionFile(path=out, rows=len(files), failed=failed)
+
+
+def _help_to_predict(
+    predictor: Predictor, files: Sequence[str], out: Path, *, top: int, reject: float | None
+) -> Iterator[Progress | PredictionFile]:
+    """Predict the part of the images that another process writes; yield progress, then the result without old rows."""
+    start, failed = from_first(0), 0
+    for number, row in enumerate(share_rows(predictor, files, start=start, top=top, reject=reject), start + 1):
+        failed += row.error is not None
+        yield Progress(done=number, total=len(files))
     yield PredictionFile(path=out, rows=len(files), failed=failed)
 
 
@@ -289,22 +321,27 @@ class FeatureFile:
 def features_to_file(predictor: Predictor, files: Sequence[str], out: Path) -> Iterator[Progress | FeatureFile]:
     """Write the embedding of each image to a new file; yield progress, then the result.
 
-    An .npz file has the arrays ``files`` and ``features``, a Parquet file the columns ``file`` and ``features``.
+    An .npz file has the arrays ``files`` and ``features``, a Parquet file the columns ``file`` and ``features``. In
+    several processes that share the images, the first one writes.
     """
-    check_feature_target(out)
+    is_first = current_world().is_first
+    if is_first:
+        check_feature_target(out)
     names, rows, failures = list[str](), list[np.ndarray](), list[tuple[str, str]]()
     yield Progress(done=0, total=len(files))
-    for number, (file, features) in enumerate(predictor.features(files), 1):
+    rows_of_all = share_images(files, predictor.batch_size, predictor.features)
+    for number, (file, features) in enumerate(rows_of_all, 1):
         if isinstance(features, Failure):
             failures.append((file, features.reason))
-        else:
+        elif is_first:
             names.append(as_text(file))
             rows.append(features)
         yield Progress(done=number, total=len(files))
     config = predictor.loaded.model.config
     width = config.representation or config.pooled_width
-    _write_features(out, names, np.stack(rows) if rows else np.empty((0, width), np.float32))
-    yield FeatureFile(path=out, images=len(rows), width=width, failures=tuple(failures))
+    if is_first:
+        _write_features(out, names, np.stack(rows) if rows else np.empty((0, width), np.float32))
+    yield FeatureFile(path=out, images=len(files) - len(failures), width=width, failures=tuple(failures))
 
 
 def check_feature_target(out: Path) -> None:
