@@ -36,6 +36,7 @@ COMMANDS = {
         "predict": "MODEL IMAGES... [OPTIONS]",
         "evaluate": "MODEL [DATA] [OPTIONS]",
         "features": "MODEL IMAGES... --out FILE [OPTIONS]",
+        "serve": "MODEL [OPTIONS]",
         "report": "RUN [OPTIONS]",
     },
     "Checkpoints": {

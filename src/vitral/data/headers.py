@@ -129,13 +129,13 @@ def check_start(content: bytes) -> str:
     if name == "PNG" and len(content) >= 24 and content[12:16] != b"IHDR":
         raise BadImageError("corrupt", "the header is not at the beginning")
     with suppress(struct.error, IndexError, KeyError):  # Pillow judges damaged headers
-        height, width = _claimed_size(content, name)
+        height, width = claimed_size(content, name)
         if name == "PNG" or min(height, width) > 0:
             check_size(height, width)
     return name
 
 
-def _claimed_size(content: bytes, name: str) -> tuple[int, int]:
+def claimed_size(content: bytes, name: str) -> tuple[int, int]:
     """Return (height, width) from the first bytes of a file; (0, 0) if the format does not state them there."""
     width = height = 0
     if name == "JPEG":
