@@ -30,7 +30,9 @@ def serve(
     timeout: Annotated[float, option("Seconds until a waiting request gets status 503.", "S")] = 30.0,
     max_body: Annotated[float, option("Largest request in MiB.", "MIB")] = 10.0,
     reject: Annotated[float, option('Show "none of these" for images at least this unusual.', "N")] = 0.95,
-    root_path: Annotated[str, option("Path under which a proxy publishes the server.", "PATH", show_default=False)] = "",
+    root_path: Annotated[
+        str, option("Path under which a proxy publishes the server.", "PATH", show_default=False)
+    ] = "",
     trusted_proxy: Annotated[Names, option("Trust the X-Forwarded headers of this address.", "IP", negative="")] = (),
     allow_host: Annotated[Names, option("Accept this name in the Host header.", "NAME", negative="")] = (),
     allow_origin: Annotated[Names, option("Let scripts of this site call the API.", "ORIGIN", negative="")] = (),
@@ -56,7 +58,9 @@ def serve(
     sources = {} if model is None else name_sources(model)
     sources |= parse_models(models, taken=sources)
     if host not in ("127.0.0.1", "localhost", "::1") and token is None:
-        print(f"vitral: warning: everybody who reaches {printable(host)} can use the API. Pass --token.", file=sys.stderr)
+        print(
+            f"vitral: warning: everybody who reaches {printable(host)} can use the API. Pass --token.", file=sys.stderr
+        )
     print(f"Loading {', '.join(map(printable, sources.values()))}", file=sys.stderr)
     run(
         sources, host=host, port=port, token=token, workers=workers, max_batch=max_batch, max_wait=max_wait,

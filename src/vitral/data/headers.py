@@ -97,7 +97,7 @@ def read_header(content: bytes | Pixels) -> Header:
     return header
 
 
-def _find_format(content: bytes) -> str:
+def find_format(content: bytes) -> str:
     """Return the format by the first bytes; file names are never trusted."""
     if not content:
         raise BadImageError("empty")
@@ -122,7 +122,7 @@ def check_start(content: bytes) -> str:
 
     The size that a file claims is checked before Pillow or NumPy allocate anything, or warn about it.
     """
-    name = _find_format(content)
+    name = find_format(content)
     if name == "NPY":
         check_shape(_parse_npy_header(content)[0])
         return name

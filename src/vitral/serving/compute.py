@@ -153,7 +153,7 @@ def attention_maps(
 def _patch_maps(weights: Tensor | list[Tensor], model: ViT, grid: tuple[int, int]) -> list[list[list[float]]]:
     """Return (heads, rows, columns), each head normalized to a sum of 1."""
     attention = weights[0] if isinstance(weights, list) else weights
-    first = attention[0, :, 0] if model.config.class_token else attention[0].mean(1)  # (heads, N)
+    first = attention[0, :, 0] if model.config.has_class_token else attention[0].mean(1)  # (heads, N)
     patches = first[:, first.shape[1] - grid[0] * grid[1] :].float().cpu()
     patches = patches / patches.sum(1, keepdim=True).clamp(min=1e-12)
     return [_rounded(head) for head in patches.reshape(-1, *grid)]

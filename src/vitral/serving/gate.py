@@ -172,9 +172,7 @@ def _with_security(
     headers: list[tuple[bytes, bytes]], scope: Scope, settings: ServeSettings
 ) -> list[tuple[bytes, bytes]]:
     names = {name.lower() for name, _ in headers}
-    added = [
-        (name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items() if name.encode() not in names
-    ]
+    added = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items() if name.encode() not in names]
     origin = _values(scope["headers"], b"origin")
     if origin and origin[0] in settings.allowed_origins:
         added = [(name, value) for name, value in added if name != b"cross-origin-resource-policy"]

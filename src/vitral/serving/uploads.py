@@ -7,13 +7,14 @@ import base64
 import binascii
 import json
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from email.message import Message
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser
 
-from vitral.data.headers import MAX_ASPECT, PEEKED_BYTES, BadImageError, check_start, claimed_size
+from vitral.data.headers import MAX_ASPECT, PEEKED_BYTES, BadImageError, check_start, claimed_size, find_format
 from vitral.serving.refusals import RequestError, bad_image, invalid
 from vitral.serving.settings import Limits
 
@@ -171,12 +172,14 @@ def _decode_base64(text: object) -> bytes:
 def check_image(content: bytes, limits: Limits) -> None:
     """Raise RequestError if the first bytes show that an image is unusable. Nothing is decoded."""
     try:
-        name = check_start(content[:PEEKED_BYTES])
+        name = find_format(content)
         if name not in FORMATS:
             raise BadImageError("unsupported")
+        check_start(content[:PEEKED_BYTES])
         if _has_too_many_chunks(content, name):
             raise BadImageError("corrupt")
-        check_size(*claimed_size(content[:PEEKED_BYTES], name), limits)
+        with suppress(struct.error, IndexError):  # the worker judges damaged headers
+            check_size(*claimed_size(content[:PEEKED_BYTES], name), limits)
     except BadImageError as error:
         raise bad_image(error.reason) from error
 
