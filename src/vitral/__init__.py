@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from vitral.preprocess import Preprocess as Preprocess
     from vitral.report.page import write_report as write_report
     from vitral.runs import Run as Run
+    from vitral.serving.server import serve as serve
     from vitral.studies.runner import run_study as run_study
     from vitral.suites.runner import run_suite as run_suite
     from vitral.weights.checkpoint import Checkpoint as Checkpoint
@@ -65,6 +66,7 @@ _MODULES = {
     "preprocess": ("Preprocess",),
     "report.page": ("write_report",),
     "runs": ("Run",),
+    "serving.server": ("serve",),
     "studies.runner": ("run_study",),
     "suites.runner": ("run_suite",),
     "weights.checkpoint": ("Checkpoint", "LoadReport"),

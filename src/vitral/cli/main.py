@@ -37,6 +37,7 @@ COMMANDS = {
         "evaluate": "MODEL [DATA] [OPTIONS]",
         "features": "MODEL IMAGES... --out FILE [OPTIONS]",
         "inspect": "MODEL IMAGES... [OPTIONS]",
+        "serve": "MODEL [OPTIONS]",
         "report": "RUN [OPTIONS]",
     },
     "Checkpoints": {

@@ -97,7 +97,7 @@ def read_header(content: bytes | Pixels) -> Header:
     return header
 
 
-def _find_format(content: bytes) -> str:
+def find_format(content: bytes) -> str:
     """Return the format by the first bytes; file names are never trusted."""
     if not content:
         raise BadImageError("empty")
@@ -122,20 +122,20 @@ def check_start(content: bytes) -> str:
 
     The size that a file claims is checked before Pillow or NumPy allocate anything, or warn about it.
     """
-    name = _find_format(content)
+    name = find_format(content)
     if name == "NPY":
         check_shape(_parse_npy_header(content)[0])
         return name
     if name == "PNG" and len(content) >= 24 and content[12:16] != b"IHDR":
         raise BadImageError("corrupt", "the header is not at the beginning")
     with suppress(struct.error, IndexError, KeyError):  # Pillow judges damaged headers
-        height, width = _claimed_size(content, name)
+        height, width = claimed_size(content, name)
         if name == "PNG" or min(height, width) > 0:
             check_size(height, width)
     return name
 
 
-def _claimed_size(content: bytes, name: str) -> tuple[int, int]:
+def claimed_size(content: bytes, name: str) -> tuple[int, int]:
     """Return (height, width) from the first bytes of a file; (0, 0) if the format does not state them there."""
     width = height = 0
     if name == "JPEG":

@@ -127,6 +127,14 @@ class Predictor:
         """Yield each image as uint8 (C, H, W), the model's input before normalization, or with a Failure."""
         yield from self._stream(images, lambda batch: batch)
 
+    def predict_prepared(self, images: Sequence[Tensor]) -> list[Prediction]:
+        """Return a prediction per image of one batch: uint8 (C, H, W) as `preprocess_image` returns them."""
+        return self._predict(_stack(images))
+
+    def features_prepared(self, images: Sequence[Tensor]) -> np.ndarray:
+        """Return the embeddings (B, D) of one batch of images, as `predict_prepared` takes them."""
+        return self.loaded.check_finite(self.loaded.features(_stack(images))).numpy()
+
     def check_can_reject(self) -> None:
         """Raise ConfigError if the model cannot measure how unusual an image is."""
         if self.novelty is None:
@@ -165,9 +173,7 @@ class Predictor:
         while batch := list(islice(remaining, self.batch_size)):
             inputs = [self._preprocess(image) for image in batch]
             usable = [image for image in inputs if isinstance(image, Tensor)]
-            is_one_size = len({image.shape for image in usable}) == 1
-            stacked = torch.stack(usable) if is_one_size else usable
-            outputs = iter(compute(stacked) if usable else ())
+            outputs = iter(compute(_stack(usable)) if usable else ())
             for image, preprocessed in zip(batch, inputs, strict=True):
                 yield image, preprocessed if isinstance(preprocessed, Failure) else next(outputs)
 
@@ -206,6 +212,12 @@ def _read_novelty(model: LoadedModel) -> Novelty | None:
         problem = f"{model.run.novelty} does not fit the model (got {novelty.width} features; expected {width})."
         raise ConfigError(problem, hint="Delete it to predict without `unusual`.")
     return novelty
+
+
+def _stack(images: Sequence[Tensor]) -> Images:
+    """Return (B, C, H, W) for images of one size, else a list."""
+    is_one_size = len({image.shape for image in images}) == 1
+    return torch.stack(list(images)) if is_one_size else list(images)
 
 
 def _as_array(image: Tensor) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""Serve models: a web page for people and an API for programs."""

@@ -1,0 +1,228 @@
+"""A worker process: read images from standard input, decode them in threads, compute batches, write results.
+
+Decoding starts when an image arrives. A batch starts when the previous one has ended: with all images that are decoded by
+then, after waiting for others for at most `max_wait`. A killed server closes the pipe, which ends the worker.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+from torch import Tensor
+
+from vitral.data.decode import BadImageError
+from vitral.data.headers import read_header
+from vitral.data.transforms import preprocess_image
+from vitral.errors import VitralError
+from vitral.inference.predictor import Predictor
+from vitral.serving import frames
+from vitral.serving.compute import Computer, describe_model, load_predictor, seen_box
+from vitral.serving.refusals import RequestError, bad_image
+from vitral.serving.settings import Limits, ModelSource
+from vitral.serving.uploads import check_size
+
+LARGE_IMAGE = 8_000_000
+"""Images of more pixels are decoded one at a time, which bounds the memory of a worker."""
+WARM_UP_SIZES = (1, 2)
+
+
+@dataclass(eq=False, slots=True)
+class Task:
+    """An image on its way through the worker."""
+
+    number: int
+    kind: str
+    options: dict[str, Any]
+    image: Tensor | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+    ready: float = 0.0
+
+
+class Worker:
+    """Decode and compute the images of one model."""
+
+    def __init__(self, predictor: Predictor, computer: Computer, limits: Limits, output: BinaryIO):
+        self.predictor = predictor
+        self.computer = computer
+        self.limits = limits
+        self._output = output
+        self._output_lock = threading.Lock()
+        self._large = threading.Lock()
+        self._ready: deque[Task] = deque()
+        self._changed = threading.Condition()
+        self._decoding: set[int] = set()
+        self._is_closed = False
+
+    def send(self, head: dict[str, Any], content: bytes = b"") -> None:
+        with self._output_lock:
+            self._output.write(frames.pack(head, content))
+            self._output.flush()
+
+    def read_tasks(self, stream: BinaryIO, decoders: ThreadPoolExecutor) -> None:
+        """Decode every image that arrives, until the server closes the stream."""
+        while (message := frames.read(stream)) is not None:
+            head, content = message
+            if "cancel" in head:
+                self._cancel(head["cancel"])
+            else:
+                task = Task(number=head["id"], kind=head["task"], options=head["options"])
+                with self._changed:
+                    self._decoding.add(task.number)
+                decoders.submit(self._decode, task, content)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+    def _cancel(self, number: int) -> None:
+        """Drop an image that has not been computed."""
+        with self._changed:
+            self._decoding.discard(number)
+            self._ready = deque(task for task in self._ready if task.number != number)
+
+    def _decode(self, task: Task, content: bytes) -> None:
+        try:
+            if task.number not in self._decoding:  # cancelled
+                return
+            task.image, task.info = self._prepare(content, with_box=task.kind == "attention")
+        except BadImageError as error:
+            self._fail(task, bad_image(error.reason))
+        except MemoryError:
+            self._fail(task, RequestError(503, "out_of_memory", "The server is out of memory.", retry_after=5))
+        except Exception:
+            traceback.print_exc()
+            self._fail(task, RequestError(500, "internal_error", "The image could not be decoded."))
+        else:
+            task.ready = time.monotonic()
+            with self._changed:
+                if task.number in self._decoding:
+                    self._ready.append(task)
+                    self._changed.notify()
+        finally:
+            with self._changed:
+                self._decoding.discard(task.number)
+
+    def _prepare(self, content: bytes, *, with_box: bool) -> tuple[Tensor, dict[str, Any]]:
+        """Return the model's input before normalization, and the size of the image."""
+        header = read_header(content)
+        check_size(header.height, header.width, self.limits)
+        preprocess, step = self.predictor.loaded.preprocess, self.predictor.loaded.model.config.step_hw
+        info: dict[str, Any] = {"width": header.width, "height": header.height}
+        if with_box:
+            info["box"] = seen_box(header, preprocess, step)
+        if header.height * header.width > LARGE_IMAGE:
+            with self._large:
+                return preprocess_image(content, preprocess, patch=step).contiguous(), info
+        return preprocess_image(content, preprocess, patch=step).contiguous(), info
+
+    def _fail(self, task: Task, error: RequestError) -> None:
+        problem = {"status": error.status, "code": error.code, "message": error.message}
+        self.send({"id": task.number, "error": problem | {"retry_after": error.retry_after}})
+
+    def compute_batches(self, *, max_batch: int, max_wait: float) -> None:
+        """Compute batches until the server closes the stream."""
+        while batch := self._next_batch(max_batch, max_wait):
+            start = time.monotonic()
+            self._compute(batch)
+            self.send({"batch": len(batch), "seconds": time.monotonic() - start})
+
+    def _next_batch(self, max_batch: int, max_wait: float) -> list[Task]:
+        """Return images of the same task, at least one, or none at the end."""
+        with self._changed:
+            while not self._ready:
+                if self._is_closed:
+                    return []
+                self._changed.wait()
+            deadline = self._ready[0].ready + max_wait
+            while len(self._ready) < max_batch and not self._is_closed:
+                if (remaining := deadline - time.monotonic()) <= 0 or not self._changed.wait(remaining):
+                    break
+            if not self._ready:  # cancelled meanwhile
+                return self._next_batch(max_batch, max_wait)
+            kind = self._ready[0].kind
+            batch: list[Task] = []
+            while self._ready and self._ready[0].kind == kind and len(batch) < max_batch:
+                batch.append(self._ready.popleft())
+            return batch
+
+    def _compute(self, batch: Sequence[Task]) -> None:
+        images = [task.image for task in batch if task.image is not None]
+        try:
+            results = self.computer.tasks[batch[0].kind](images, [task.options for task in batch])
+        except RequestError as error:
+            self._divide(batch, error)
+        except MemoryError:
+            self._divide(batch, RequestError(503, "out_of_memory", "The server is out of memory.", retry_after=5))
+        except VitralError as error:
+            print(f"vitral: {error}", file=sys.stderr)
+            self._divide(batch, RequestError(500, "model_failed", "The model produced no usable output."))
+        except Exception:
+            traceback.print_exc()
+            self._divide(batch, RequestError(500, "internal_error", "The model failed on this image."))
+        else:
+            for task, result in zip(batch, results, strict=True):
+                self.send({"id": task.number, "info": task.info}, result)
+
+    def _divide(self, batch: Sequence[Task], error: RequestError) -> None:
+        """Compute the images of a failed batch one by one, so that one image cannot fail the others."""
+        if len(batch) == 1:
+            self._fail(batch[0], error)
+            return
+        for task in batch:
+            self._compute([task])
+
+
+def main() -> None:
+    """Load the model that the first message describes, report it, and work until the input ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the server decides when its workers end
+        signal.signal(number, signal.SIG_IGN)
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # nothing that a library prints can mix with the messages
+    stream = sys.stdin.buffer
+    message = frames.read(stream)
+    if message is None:
+        return
+    settings = message[0]
+    source = ModelSource(**settings["model"])
+    if source.threads is not None:
+        import torch
+
+        torch.set_num_threads(source.threads)
+    try:
+        predictor = load_predictor(source)
+        computer = Computer(predictor, reject=settings["reject"])
+        worker = Worker(predictor, computer, Limits(**settings["limits"]), output)
+        warm_up(worker)
+    except VitralError as error:
+        failure = {"failed": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}}
+        output.write(frames.pack(failure))
+        output.flush()
+        return
+    worker.send({"ready": True}, json.dumps(describe_model(predictor, source)).encode())
+    decoders = ThreadPoolExecutor(max_workers=settings["decoders"], thread_name_prefix="decode")
+    threading.Thread(target=worker.read_tasks, args=(stream, decoders), daemon=True).start()
+    worker.compute_batches(max_batch=settings["max_batch"], max_wait=settings["max_wait"] / 1000)
+    os._exit(0)  # decoding threads may still run, and nobody waits for them
+
+
+def warm_up(worker: Worker) -> None:
+    """Run the model once per size of batch, so that the first request is as fast as the others."""
+    import torch
+
+    preprocess = worker.predictor.loaded.preprocess
+    image = torch.zeros(preprocess.channels, *preprocess.size, dtype=torch.uint8)
+    kind = "predict" if worker.predictor.loaded.model.config.num_classes else "features"
+    for size in WARM_UP_SIZES:
+        worker.computer.tasks[kind]([image] * size, [{"top_k": 1}] * size)
+
+
+if __name__ == "__main__":
+    main()
