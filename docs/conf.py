@@ -25,7 +25,7 @@ html_theme = "furo"
 html_title = "vitral"
 html_copy_source = False
 html_show_sourcelink = False
-html_show_sphinx = False
+html_show_sphinx = html_show_copyright = False
 html_math_renderer = "mathml"
 html_static_path = ["style"]
 html_css_files = ["tables.css"]
@@ -35,12 +35,26 @@ autodoc_preserve_defaults = True
 autodoc_typehints = "signature"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
+MAX_SHORT = 16
+"""Code of at most this many characters is not broken in a table."""
 
 
 def setup(app: Sphinx) -> None:
-    """Register the math renderer and the reader of docstrings."""
+    """Register the math renderer, the reader of docstrings, and the line breaks of tables."""
     app.add_html_math_renderer("mathml", (write_inline_math, None), (write_display_math, None))
     app.connect("autodoc-process-docstring", read_docstring)
+    app.connect("doctree-read", set_line_breaks)
+
+
+def set_line_breaks(app: Sphinx, document: nodes.document) -> None:
+    """In tables, keep a number with its unit or its deviation, and short code in one line."""
+    for cell in document.findall(nodes.entry):
+        for text in list(cell.findall(nodes.Text)):
+            if isinstance(text.parent, nodes.literal):
+                text.parent["classes"] += ["short"] if len(text) <= MAX_SHORT else []
+            else:
+                joined = re.sub(r"(?<=\d) (?=(%|px|GiB|MiB|±)(\W|$))|(?<=±) (?=\d)", "\N{NO-BREAK SPACE}", text)
+                text.parent.replace(text, nodes.Text(joined))
 
 
 def write_inline_math(writer: Any, node: nodes.math) -> None:

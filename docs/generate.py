@@ -23,7 +23,7 @@ from vitral.weights.pretrained import PRETRAINED
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
-NOTE = "`docs/generate.py` writes this page from the code."
+NOTE = "<!-- docs/generate.py writes this page from the code. -->"
 SECTIONS = {
     "": "General",
     "optim": "Optimizer and schedule",

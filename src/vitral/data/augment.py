@@ -31,9 +31,9 @@ class Augment:
     """Settings of the augmentation. By default everything is off."""
 
     crop: Crop = "none"
-    """none: as in evaluation; resized: a random crop (torchvision's RandomResizedCrop); inception: a random crop
-    (TensorFlow's, as in the paper's code); squashed: a random crop of the image made square (as for BiT); shift:
-    shifted by up to crop_shift pixels, with a mirrored border."""
+    """none: crop as in evaluation. resized: crop randomly, as torchvision's RandomResizedCrop does. inception: crop as
+    the paper's code does (TensorFlow). squashed: make the image square, then crop it (as for BiT). shift: shift by up
+    to crop_shift pixels, with a mirrored border."""
     crop_area: Range = (0.08, 1.0)
     """Smallest and largest fraction of the area, for resized, inception and squashed."""
     crop_aspect: Range = (0.75, 4 / 3)

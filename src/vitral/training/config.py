@@ -44,14 +44,14 @@ class Optim:
     clip: float = 1.0
     """Maximum norm of the gradients; 0 turns clipping off."""
     layer_decay: float | Auto = "auto"
-    """Factor of the learning rate from each layer to the one below it; auto: 0.75 when all weights of a checkpoint are
+    """Factor of the learning rate from each layer to the one below it. auto: 0.75 if all weights of a checkpoint are
     trained, otherwise 1."""
     schedule: Literal["cosine", "linear", "rsqrt", "stair", "constant"] = "cosine"
     """Shape of the learning rate after the warmup."""
     stairs: tuple[float, float, float] = (0.3, 0.6, 0.9)
     """For stair: the fractions of all steps at which the learning rate drops to a tenth."""
     warmup_steps: int | Auto = "auto"
-    """Steps of linear warmup from 0; auto: 5% of all steps."""
+    """Steps of linear warmup from 0. auto: 5% of all steps."""
     end_lr: float = 0.0
     """Learning rate at the end of cosine and linear."""
 
@@ -61,11 +61,11 @@ class Loss:
     """The classification loss."""
 
     kind: LossKind | Auto = "auto"
-    """softmax: one class per image; sigmoid: an independent decision per class; auto: sigmoid for multi-label data."""
+    """softmax: one class per image. sigmoid: an independent decision per class. auto: sigmoid for multi-label data."""
     smoothing: float = 0.0
     """Label smoothing."""
     class_weights: ClassWeights | Auto = "auto"
-    """balanced: weight rare classes more (with sigmoid: their positives); auto: balanced when one class has more than
+    """balanced: weight rare classes more (with sigmoid: their positives). auto: balanced if one class has more than
     three times the images of another and images have one label."""
 
 
@@ -84,17 +84,17 @@ class Tune:
     """Which weights are trained."""
 
     what: TuneWhat | Auto = "auto"
-    """probe: nothing after the linear probe; head; last-blocks: the head and the last blocks; lora: low-rank updates of
-    the matrices in the blocks; all: every weight."""
+    """probe: nothing after the linear probe. head: the head alone. last-blocks: the head and the last blocks. lora:
+    low-rank updates of the matrices in the blocks. all: every weight."""
     probe: bool = True
-    """Start from a linear probe: a head fitted to frozen features. false: from a head of zeros, as in the paper."""
+    """Start from a linear probe: a head fitted to frozen features. false: start from zeros, as in the paper."""
     blocks: int | Auto = "auto"
-    """For last-blocks: the number of blocks; auto: a third of them."""
+    """Number of blocks that last-blocks trains. auto: a third of them."""
     rank: int = 8
-    """For lora: the rank."""
+    """Rank of the updates of lora."""
     views: int | Auto = "auto"
-    """For last-blocks after a probe: views per image (plain, mirrored, then augmented ones) whose tokens are computed
-    once, so that the lower blocks never run again; 0: augment and run all blocks at every step."""
+    """Views per image (plain, mirrored, then augmented) whose tokens last-blocks computes once after a probe. Training
+    then runs the upper blocks alone. 0: augment and run all blocks at every step."""
     dropped: float = 2 / 3
     """Fraction of the patches that a step on cached tokens leaves out of each image. At least 48 are kept."""
 
@@ -104,8 +104,8 @@ class Masking:
     """Masked patch prediction (appendix B.1.2), with the paper's values as defaults; for objective masked-patches."""
 
     target: MaskingTarget = "mean-color"
-    """mean-color: the mean color of a patch, 3 bits per channel; small-patch: the same for each of its 4 x 4 cells;
-    pixels: all of its pixels, by regression."""
+    """mean-color: predict the mean color of a patch, 3 bits per channel. small-patch: the same for each of its 4 x 4
+    cells. pixels: regress all of its pixels."""
     ratio: float = 0.5
     """Fraction of the patches whose embedding is corrupted."""
     masked: float = 0.8
@@ -139,19 +139,20 @@ class TrainConfig:
     val_fraction: float = 0.1
     """Fraction of the training images that forms the validation split, when the dataset has none."""
     group_by: str | None = None
-    """Keep images of one group in one split: a column of the table, or a regular expression on the names of the images
-    whose first parenthesis is the name of the group."""
+    """Keep images of one group in one split. Name a column of the table, or write a regular expression for the names of
+    the images; its first parenthesis is the name of the group."""
     near_duplicates: Literal["auto", "group", "ignore"] = "auto"
-    """group: find near-duplicates by the features of the checkpoint and keep them in one split; ignore: do not search;
-    auto: group datasets without a test split that have at most 10,000 images, if there is time."""
+    """group: find near-duplicates by the features of the checkpoint and keep them in one split. ignore: do not search.
+    auto: group if there are at most 10,000 images, and time."""
     drop: str | None = None
     """CSV file with the names of images to leave out of the train and validation splits."""
     model: str = "auto"
     """Name of a network to train from scratch, such as vit-s16."""
     from_weights: str | None = None
-    """MODEL to start from: a run folder, a weights file, a shipped or pretrained name, hf:OWNER/NAME, or auto."""
+    """MODEL to start from: a run folder, a weights file, a name such as dinov2-s14, or hf:OWNER/NAME. auto: choose a
+    pretrained one for the device."""
     objective: Literal["classify", "masked-patches"] = "classify"
-    """classify: learn from labels; masked-patches: learn from images alone, by predicting hidden patches (B.1.2)."""
+    """classify: learn from labels. masked-patches: learn from images alone, by predicting hidden patches (B.1.2)."""
     network: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of ViTConfig to change."""
     image_size: int | tuple[int, int] | Auto = "auto"
@@ -159,7 +160,8 @@ class TrainConfig:
     channels: int | Auto = "auto"
     """Input channels: 3 for RGB, 1 for gray, or the number of channels in the files."""
     resize: Resize | Auto = "auto"
-    """How images are brought to the size; auto: crop for photos, squash for small images, or the checkpoint's way."""
+    """How images are resized: crop, squash, pad or native. auto: as the checkpoint does. Without one, crop photos and
+    squash small images."""
     epochs: float | Auto = "auto"
     """Number of passes over the training images."""
     steps: int | None = None
@@ -190,7 +192,7 @@ class TrainConfig:
     workers: int | Auto = "auto"
     """Processes that load images."""
     device: str = "auto"
-    """cpu, cuda, cuda:1 or mps; auto: the fastest available."""
+    """cpu, cuda, cuda:1 or mps. auto: the fastest available."""
     precision: Precision | Auto = "auto"
     """Precision of the matrix products; weights stay float32. auto: bfloat16 where the hardware supports it."""
     compile: bool = False
@@ -202,16 +204,16 @@ class TrainConfig:
     max_test_images: int | None = None
     """Test on a sample of at most this many images."""
     refit: bool | Auto = "auto"
-    """After the comparison with the linear probe, train the better one on the validation images too, if they were
-    taken from the training images; auto: with fewer than 5,000 images."""
+    """After the comparison with the linear probe, also train the better model on the validation images. They must be
+    taken from the training images. auto: with fewer than 5,000 images."""
     keep: Literal["best", "last"] = "best"
-    """Which weights to keep: best, of the epoch with the best validation scores, or last, of the last step."""
+    """best: keep the weights of the epoch with the best validation scores. last: keep those of the last step."""
     patience: int = 0
-    """Stop after this many epochs without an improvement; 0: never."""
+    """Stop after this many epochs without an improvement. 0: never."""
     save_seconds: float = 30.0
     """Minimum seconds between two saved states, apart from those at the end of an epoch."""
     max_bad_fraction: float = 0.01
-    """Maximum fraction of training images that may be unreadable."""
+    """Maximum fraction of training images that may be unreadable. One image of a small dataset always may."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", normalize_device(self.device))
