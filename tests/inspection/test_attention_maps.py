@@ -221,4 +221,4 @@ def test_wrong_images_raise_the_errors_of_the_model() -> None:
         [1],
     ):
         with pytest.raises(DataError):
-            rollout(model, images)
+            rollout(model, images)  # type: ignore[arg-type]

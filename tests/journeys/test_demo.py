@@ -24,5 +24,6 @@ def test_the_demo_writes_a_report_and_predicts_correctly(tmp_path: Path) -> None
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 3
     assert "://" not in page.replace("http://www.w3.org", "").replace("https://www.w3.org", "")  # opens offline
-    images = 2 + len(test["mistakes"])  # the contact sheet, the confusion matrix and the mistakes
+    # The contact sheet, the confusion matrix, and the mistakes and typical images with the relevance of each.
+    images = 2 + 2 * (len(test["mistakes"]) + len(test["typical"]))
     assert page.count("data:image/png;base64") == images

@@ -1,5 +1,6 @@
 """Reduce attention to tables that a page can carry: fewer layers, coarser grids, 8 bits."""
 
+import zlib
 from collections.abc import Sequence
 from math import ceil
 
@@ -13,17 +14,19 @@ from vitral.model.config import ViTConfig
 from vitral.model.recording import observe_attention
 from vitral.model.vit import ViT
 
-MAX_TABLE_BYTES = 12_000_000
-"""All tables together; base64 adds a third, compression takes more than that off again."""
+BUDGETS = (40_000_000, 15_000_000)
+"""Bytes of all tables together. The first budget counts on compression, the second fits without."""
+MAX_COMPRESSED = 15_000_000
+"""Base64 adds a third."""
 MAX_CELLS, MIN_LAYERS = (576, 256, 144, 64), 6
 Grid = tuple[int, int]
 
 
-def choose_reduction(config: ViTConfig, grids: Sequence[Grid]) -> tuple[list[int], int]:
-    """Return the layers and the largest number of grid cells that a page has room for.
+def choose_reduction(config: ViTConfig, grids: Sequence[Grid], total: int) -> tuple[list[int], int]:
+    """Return the layers and the largest number of grid cells whose tables take at most `total` bytes.
 
     A finer grid is preferred as long as at least six layers fit. The first and the last layer are always among them."""
-    budget, depth = MAX_TABLE_BYTES / len(grids), config.blocks
+    budget, depth = total / len(grids), config.blocks
     layers, cells = 1, MAX_CELLS[-1]
     for cells in MAX_CELLS:
         sizes = [coarse_grid(grid, cells) for grid in grids]
@@ -48,12 +51,17 @@ def coarse_grid(grid: Grid, cells: int) -> Grid:
 def tabulate_attention(model: ViT, images: Sequence[Tensor]) -> list[AttentionTable]:
     """Return the attention of every image, for the layers and on the grid that a page has room for."""
     grids = [model.config.grid(image.shape[1], image.shape[2]) for image in images]
-    layers, cells = choose_reduction(model.config, grids)
-    with evaluating(model):
-        return [
-            _tabulate(model, image, layers, cell_matrix(grid, coarse_grid(grid, cells)), coarse_grid(grid, cells))
-            for image, grid in zip(images, grids, strict=True)
-        ]
+    tables: list[AttentionTable] = []
+    for budget in BUDGETS:
+        layers, cells = choose_reduction(model.config, grids, budget)
+        with evaluating(model):
+            tables = [
+                _tabulate(model, image, layers, cell_matrix(grid, coarse_grid(grid, cells)), coarse_grid(grid, cells))
+                for image, grid in zip(images, grids, strict=True)
+            ]
+        if sum(len(zlib.compress(table.values.tobytes(), 1)) for table in tables) <= MAX_COMPRESSED:
+            break
+    return tables
 
 
 def _tabulate(model: ViT, image: Tensor, layers: list[int], matrix: Tensor, grid: Grid) -> AttentionTable:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitral.data.transforms import normalize
-from vitral.errors import ConfigError
+from vitral.errors import ConfigError, did_you_mean
 from vitral.inference.loaded_model import LoadedModel
 from vitral.inspection.attention_maps import attention_distance, rollout
 from vitral.inspection.attention_tables import tabulate_attention
@@ -118,8 +118,6 @@ def _class_maps(loaded: LoadedModel, model: ViT, image: Tensor, classes: list[in
 
 def _class_index(loaded: LoadedModel, label: str) -> int:
     if label not in loaded.labels:
-        from vitral.errors import did_you_mean
-
         hint = did_you_mean(label, loaded.labels) or f"Its labels are {', '.join(loaded.labels[:5])}, ..."
         raise ConfigError(f"The model has no label {label!r}.", hint=hint)
     return loaded.labels.index(label)

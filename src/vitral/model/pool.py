@@ -62,7 +62,7 @@ class MapPool(nn.Module):
         return self.transform(F.scaled_dot_product_attention(*self.project(x, extras)))
 
     def attend_with_weights(self, x: Sequences, extras: int) -> tuple[Float[Tensor, "B D"], Tensor]:
-        """Do the same without the fused kernel, and also return the probe's attention weights (B, heads, 1, patches)."""
+        """Do the same without the fused kernel, and also return the probe's attention (B, heads, 1, patches)."""
         q, k, v = self.project(x, extras)
         weights = ((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)).softmax(dim=-1)
         return self.transform(weights @ v), weights

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
 from vitral.errors import VitralError
 from vitral.files import atomic_path, printable
+from vitral.inspection.overlays import heat, spotlight, to_rgb
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from vitral.inspection.results import InspectedImage, Inspection
 
 BLUE, ORANGE, GRAY, INK = "#2b6cb0", "#c05621", "#8d99ae", "#2d3748"
-DARKEST = 0.12
-"""Brightness of the patches that a map ignores, as in figure 6 of the paper."""
 MAX_LAYER_ROWS = 12
 
 
@@ -38,31 +36,6 @@ def draw_figures(inspection: "Inspection", folder: Path) -> None:
         figures["faithfulness"] = (6.4, 4.0, lambda figure: _draw_faithfulness(figure, inspection.faithfulness))
     for name, (width, height, draw) in figures.items():
         _save(folder / f"{name}.png", width, height, draw)
-
-
-def spotlight(pixels: np.ndarray, map: np.ndarray, side: int = 320) -> np.ndarray:
-    """Return an image (H, W, C) that is bright where the map is high (figure 6 of the paper)."""
-    rgb = pixels[..., :3] if pixels.shape[2] >= 3 else np.repeat(pixels[..., :1], 3, axis=2)
-    scale = side / max(rgb.shape[:2])
-    size = max(1, round(rgb.shape[1] * scale)), max(1, round(rgb.shape[0] * scale))
-    is_tiny = max(rgb.shape[:2]) < 96
-    image = Image.fromarray(np.ascontiguousarray(rgb))
-    image = image.resize(size, Image.Resampling.NEAREST if is_tiny else Image.Resampling.BICUBIC)
-    mask = Image.fromarray((map / max(float(map.max()), 1e-12)).astype(np.float32))
-    shares = np.asarray(mask.resize(size, Image.Resampling.BILINEAR)).clip(0, 1)[..., None]
-    return (np.asarray(image) * (DARKEST + (1 - DARKEST) * np.minimum(1, 1.15 * shares))).astype(np.uint8)
-
-
-def heat(pixels: np.ndarray, map: np.ndarray, side: int = 320) -> np.ndarray:
-    """Return an image (H, W, C) under a map in colors."""
-    from matplotlib import colormaps
-
-    rgb = spotlight(pixels, np.ones_like(map), side).astype(float)
-    mask = Image.fromarray((map / max(float(map.max()), 1e-12)).astype(np.float32))
-    shares = np.asarray(mask.resize((rgb.shape[1], rgb.shape[0]), Image.Resampling.BILINEAR)).clip(0, 1)
-    colors = colormaps["inferno"](0.12 + 0.88 * shares)[..., :3] * 255
-    alpha = (0.28 + 0.6 * np.minimum(1, 1.3 * shares))[..., None]
-    return (rgb * (1 - alpha) + colors * alpha).astype(np.uint8)
 
 
 # ---- figures ----
@@ -143,8 +116,7 @@ def _draw_tokens(figure: "Figure", image: "InspectedImage") -> None:
 
 def _draw_filters(figure: "Figure", inspection: "Inspection") -> None:
     for axis, component in zip(figure.subplots(4, 7).flat, inspection.filters[:28], strict=False):
-        pixels = component.transpose(1, 2, 0)
-        pixels = pixels[..., :3] if pixels.shape[2] >= 3 else np.repeat(pixels[..., :1], 3, axis=2)
+        pixels = to_rgb(component.transpose(1, 2, 0))
         axis.imshow(0.5 + 0.5 * pixels / max(float(np.abs(pixels).max()), 1e-12))
     for axis in figure.axes:
         axis.set_axis_off()

@@ -16,13 +16,14 @@ from PIL import Image
 
 from vitral.errors import ConfigError, VitralError
 from vitral.files import as_text, printable, write_json, write_text
+from vitral.inspection.overlays import TINY, to_rgb
 from vitral.report.inspection_figures import draw_figures
 
 if TYPE_CHECKING:
     from vitral.inspection.results import AttentionTable, InspectedImage, Inspection
 
 PAGE, NUMBERS = "inspect.html", "inspect.json"
-MAX_PHOTO_SIDE, MIN_SMOOTH_SIDE, MAX_POSITION_SIDE = 640, 96, 16
+MAX_PHOTO_SIDE, MAX_POSITION_SIDE = 640, 16
 LONG_TOKEN = 3.0
 """The length of a token, in medians of its layer, that has the brightest color."""
 
@@ -95,7 +96,7 @@ def _image(image: "InspectedImage") -> dict[str, Any]:
         "src": photo_data(image.pixels),
         "height": height,
         "width": width,
-        "pixelated": max(height, width) < MIN_SMOOTH_SIDE,
+        "pixelated": max(height, width) < TINY,
         "grid": list(image.grid),
         "rollout": _base64(to_bytes(image.rollout / max(image.rollout.max(), 1e-12))),
         "relevance": [
@@ -147,20 +148,14 @@ def uniform_distance(grid: tuple[int, int], pixels: list[int]) -> float:
 
 def filter_image(component: np.ndarray) -> np.ndarray:
     """Return a filter (C, h, w) as colors (h, w, 3): gray is zero."""
-    pixels = component.transpose(1, 2, 0)
-    pixels = pixels[..., :3] if pixels.shape[2] >= 3 else np.repeat(pixels[..., :1], 3, axis=2)
+    pixels = to_rgb(component.transpose(1, 2, 0))
     return to_bytes(0.5 + 0.5 * pixels / max(np.abs(pixels).max(), 1e-12))
-
-
-def visible(pixels: np.ndarray) -> np.ndarray:
-    """Return an image of any number of bands as RGB."""
-    return pixels[..., :3] if pixels.shape[2] >= 3 else np.repeat(pixels[..., :1], 3, axis=2)
 
 
 def photo_data(pixels: np.ndarray) -> str:
     """Return an image as a data URI: PNG if it is tiny, else JPEG."""
-    image = Image.fromarray(np.ascontiguousarray(visible(pixels)))
-    if max(image.size) < MIN_SMOOTH_SIDE:
+    image = Image.fromarray(np.ascontiguousarray(to_rgb(pixels)))
+    if max(image.size) < TINY:
         return png_data(np.asarray(image))
     image.thumbnail((MAX_PHOTO_SIDE, MAX_PHOTO_SIDE))
     stream = BytesIO()

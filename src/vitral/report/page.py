@@ -113,7 +113,8 @@ def _classification(run: Run, scores: Report) -> list[str]:
         _section("Confused classes", _confusion(scores)),
         _section("Scores per class", _class_rows(scores["per_class"])),
         _section("Calibration", _calibration(scores)),
-        _section("Mistakes with the highest confidence", _mistakes(run, scores["mistakes"])),
+        _section("Mistakes with the highest confidence", _with_relevance(run, "mistake", scores["mistakes"])),
+        _section("A typical image per class", _with_relevance(run, "typical", scores.get("typical") or ())),
     ]
 
 
@@ -149,9 +150,13 @@ def _calibration(scores: Report) -> str:
     return _side_by_side(draw_reliability(calibration["bins"]), _paragraphs([text]))
 
 
-def _mistakes(run: Run, mistakes: Sequence[Mapping[str, Any]]) -> str:
-    files = (f"mistake-{number:02d}.png" for number in range(1, len(mistakes) + 1))
-    return _gallery(run, zip(files, (mistake["prediction"] for mistake in mistakes), mistakes, strict=True))
+def _with_relevance(run: Run, name: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return images beside the relevance of their predictions, if it was drawn."""
+    files = [f"{name}-{number:02d}.png" for number in range(1, len(rows) + 1)]
+    has_overlays = any((run.plots / f"relevance-{file}").is_file() for file in files)
+    text = "The colors show which patches speak for the prediction, bright for the most (vitral inspect shows more)."
+    gallery = _gallery(run, zip(files, (row["prediction"] for row in rows), rows, strict=True))
+    return (_paragraphs([text]) if has_overlays else "") + gallery
 
 
 def _label_errors(run: Run, errors: Sequence[Mapping[str, Any]]) -> str:
@@ -229,13 +234,16 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: 
 
 
 def _gallery(run: Run, rows: Iterable[tuple[str, str, Mapping[str, Any]]]) -> str:
-    """Return thumbnails with captions. A row is a file of the plots folder, a class, and the facts of the image."""
+    """Return thumbnails with captions, and with their relevance if the plots folder has it.
+
+    A row is a file of the plots folder, a class, and the facts of the image."""
     figures = []
     for file, predicted, facts in rows:
         image = _image(run.plots / Path(file).name, facts["key"])
+        overlay = _image(run.plots / f"relevance-{Path(file).name}", f"Relevance for {predicted}")
         prediction = f"<b>{_text(predicted)}</b> {format_percent(facts['probability'], 0)}"
         caption = f"{prediction}<br>label: {_text(facts['label'])}<br><small>{_text(facts['key'])}</small>"
-        figures.append(f"<figure>{image}<figcaption>{caption}</figcaption></figure>")
+        figures.append(f"<figure>{image}{overlay}<figcaption>{caption}</figcaption></figure>")
     return f"<div class='images'>{''.join(figures)}</div>" if figures else ""
 
 
@@ -271,7 +279,9 @@ th { border-bottom: 1px solid var(--gray); white-space: nowrap; } tbody tr:nth-c
 .scroll { overflow-x: auto; }
 pre { background: var(--shade); padding: 10px; border-radius: 6px; overflow-x: auto; }
 .images { display: grid; grid-template-columns: repeat(auto-fill, minmax(130px, 1fr)); gap: 14px; }
-figure { margin: 0; } figure img { width: 96px; } figcaption { font-size: 12px; overflow-wrap: anywhere; }
+.images:has(img + img) { grid-template-columns: repeat(auto-fill, minmax(212px, 1fr)); }
+figure { margin: 0; } figure img { width: 96px; } figure img + img { margin-left: 8px; }
+figcaption { font-size: 12px; overflow-wrap: anywhere; }
 small { color: var(--quiet); }
 """
 

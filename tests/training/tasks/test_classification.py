@@ -108,6 +108,10 @@ def test_scores_mistakes_and_their_images(data: tuple[DatasetIndex, Splits], tmp
     images = sorted(run.plots.glob("mistake-*.png"))
     assert len(images) == len(mistakes)
     Image.open(images[0]).close()
+    typical = measured.report["typical"]
+    assert [row["label"] for row in typical] == ["c"]  # the only class that is ever predicted
+    assert len(list(run.plots.glob("relevance-*.png"))) == len(mistakes) + len(typical)
+    assert len(list(run.plots.glob("typical-*.png"))) == 1
     _, validation = measure(task, model, splits, "validation")
     assert validation.scores == measured.scores
     assert validation.report == {}
@@ -123,3 +127,33 @@ def test_unreadable_images_are_listed(tmp_path: Path) -> None:
     _, measured = measure(task, model, splits, "test")
     assert list(measured.unreadable) == [(key, "empty")]
     assert measured.scores.images == len(splits.test) - 1
+
+
+def test_a_failing_overlay_never_fails_the_run(
+    data: tuple[DatasetIndex, Splits], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, task = make_task(data)
+    _, measured = measure(task, model, data[1], "test")
+    run = Run(tmp_path)
+    run.plots.mkdir()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("vitral.training.tasks.relevance_images.relevance", fail)
+    task.draw(model, run, measured.report, data[1].test)
+    assert not list(run.plots.glob("relevance-*.png"))
+    assert "relevance was not drawn: RuntimeError: out of memory" in run.log.read_text()
+
+
+def test_overlays_stop_when_they_take_too_long(
+    data: tuple[DatasetIndex, Splits], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, task = make_task(data)
+    _, measured = measure(task, model, data[1], "test")
+    run = Run(tmp_path)
+    run.plots.mkdir()
+    monkeypatch.setattr("vitral.training.tasks.relevance_images.MAX_SECONDS", 0.0)
+    task.draw(model, run, measured.report, data[1].test)
+    assert not list(run.plots.glob("relevance-*.png"))
+    assert "stopped after" in run.log.read_text()

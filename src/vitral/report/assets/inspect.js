@@ -55,7 +55,7 @@
   }
   const overlays = {
     heat: (value) => [...colorAt(INFERNO, 0.12 + 0.88 * value), 255 * (0.28 + 0.6 * Math.min(1, 1.3 * value))],
-    spotlight: (value) => [8, 9, 14, 255 * 0.9 * (1 - Math.min(1, 1.15 * value))],
+    spotlight: (value) => [8, 9, 14, 255 * 0.92 * (1 - Math.min(1, 1.15 * value))],
     patches: (value) => [...colorAt(INFERNO, value), 255],
   };
   function size(canvas, image, longest) {
@@ -70,6 +70,12 @@
     context.imageSmoothingEnabled = !image.pixelated;
     context.imageSmoothingQuality = "high";
     context.drawImage(photos[number], 0, 0, canvas.width, canvas.height);
+    if (map && state.mode === "heat") { // colors of the photo would mix with those of the map
+      context.globalCompositeOperation = "saturation";
+      context.fillStyle = "hsl(0 0% 50% / 85%)";
+      context.fillRect(0, 0, canvas.width, canvas.height);
+      context.globalCompositeOperation = "source-over";
+    }
     if (map) {
       context.imageSmoothingEnabled = state.mode !== "patches";
       context.drawImage(cells(map, grid, overlays[state.mode]), 0, 0, canvas.width, canvas.height);
@@ -349,13 +355,13 @@
       return;
     }
     const { grid: [rows, columns], values } = data.positions, map = bytesToMap(values), count = rows * columns;
-    const paint = (value) => [...colorAt(VIRIDIS, value), 255], gap = 1;
-    const all = byId("positions"), context = all.getContext("2d"), scale = Math.max(1, Math.floor(900 / (columns * (columns + gap))));
-    all.width = columns * (columns * scale + 2 * gap);
-    all.height = rows * (rows * scale + 2 * gap);
+    const paint = (value) => [...colorAt(VIRIDIS, value), 255], gap = 2;
+    const all = byId("positions"), context = all.getContext("2d"), scale = Math.max(1, Math.floor(900 / (columns * columns)));
+    all.width = columns * (columns * scale + gap);
+    all.height = rows * (rows * scale + gap);
     context.imageSmoothingEnabled = false;
     for (let position = 0; position < count; position++) {
-      const x = (position % columns) * (columns * scale + 2 * gap), y = Math.floor(position / columns) * (rows * scale + 2 * gap);
+      const x = (position % columns) * (columns * scale + gap), y = Math.floor(position / columns) * (rows * scale + gap);
       context.drawImage(cells(map.subarray(position * count, (position + 1) * count), [rows, columns], paint), x, y, columns * scale, rows * scale);
     }
     const show = (position) => {
@@ -384,12 +390,12 @@
     const { fractions, random_curve: random } = results[0][1], colors = ["--warm", "--dot"], xTicks = [0, 0.25, 0.5, 0.75, 1];
     xTicks.format = (value) => percent(value);
     const highest = Math.max(...random, ...results.flatMap(([, result]) => result.curve));
-    const { node, x, y } = chart(byId("faithfulness"), { xRange: [0, 1], yRange: [0, 1.05 * highest], xTitle: "patches deleted", yTitle: "probability of the predicted class", xTicks, format: (value) => percent(value), height: 320 });
+    const { node, x, y } = chart(byId("faithfulness"), { xRange: [0, 1], yRange: [0, 1.05 * highest], xTitle: "patches deleted", yTitle: "probability of the predicted class", xTicks, format: (value) => percent(value), width: 760, height: 320 });
     node.append(svg("path", { class: "dashed", d: path(fractions.map((fraction, index) => [x(fraction), y(random[index])])) }));
-    node.append(svg("text", { class: "label", x: 400, y: 40 }, "- -  random order"));
+    node.append(svg("text", { class: "label", x: 560, y: 40 }, "- -  random order"));
     const sentences = results.map(([name, { curve, score, low, high, images }], index) => {
       node.append(svg("path", { class: "line", style: `stroke: var(${colors[index]})`, d: path(fractions.map((fraction, place) => [x(fraction), y(curve[place])])) }));
-      node.append(svg("text", { class: "label", style: `fill: var(${colors[index]})`, x: 400, y: 58 + 18 * index }, name));
+      node.append(svg("text", { class: "label", style: `fill: var(${colors[index]})`, x: 560, y: 58 + 18 * index }, name));
       const interval = low === null ? "" : `, 95% interval ${low.toFixed(3)} to ${high.toFixed(3)}`;
       return `${name}: ${score.toFixed(3)} (${images} image${images > 1 ? "s" : ""}${interval})`;
     });

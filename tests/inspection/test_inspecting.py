@@ -1,0 +1,194 @@
+"""What an inspection collects, how it is reduced, and what it writes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitral
+from tests.cli.typed import typed as run
+from tests.conftest import small_model
+from tests.data.images import photo
+from vitral import ConfigError, DataError, Inspection
+from vitral.inspection.attention_tables import (
+    BUDGETS,
+    cell_matrix,
+    choose_reduction,
+    coarse_grid,
+    tabulate_attention,
+)
+from vitral.inspection.overlays import heat, spotlight
+from vitral.report.inspection_page import uniform_distance
+
+PNGS = ["attention.png", "distance.png", "filters.png", "images.png", "positions.png", "tokens.png"]
+
+
+def checkpoint(**variant: Any) -> vitral.Checkpoint:
+    model = small_model(**variant)
+    preprocess = vitral.Preprocess(size=model.config.image_hw, resize="squash", channels=model.config.channels)
+    return vitral.Checkpoint(model=model, preprocess=preprocess, labels=tuple("abcdefg")[: model.config.num_classes])
+
+
+# ---- tables of attention ----
+
+
+@pytest.mark.parametrize("variant", [dict(), dict(registers=2), dict(attention="axial", pool="mean")], ids=str)
+def test_tables_hold_the_attention_in_eight_bits(variant: dict[str, Any]) -> None:
+    model, image = small_model(**variant), torch.randn(3, 16, 24)
+    (table,) = tabulate_attention(model, [image])
+    extras = model.config.extra_tokens
+    assert table.grid == (4, 6)
+    assert len(table.extras) == extras
+    with torch.no_grad(), vitral.record_attention(model) as maps:
+        model(image[None])
+    for index, layer in enumerate(table.layers):
+        expected = maps[layer][0, :, :, extras:].numpy()
+        decoded = np.square(table.values[index] / 255.0) * table.maxima[index][..., None]
+        assert np.abs(decoded - expected).max() <= expected.max() / 255  # 8 bits of the square root
+        np.testing.assert_allclose(table.on_patches[index], expected.sum(axis=-1), atol=1e-5)
+
+
+def test_coarse_tables_keep_the_sum_of_attention() -> None:
+    matrix = cell_matrix((5, 7), (2, 3))
+    assert matrix.shape == (6, 35)
+    assert (matrix.sum(dim=0) == 1).all()  # every patch belongs to one cell
+    assert matrix.sum(dim=1).min() >= 4
+    assert coarse_grid((37, 37), 256) == (13, 13)
+    assert coarse_grid((14, 14), 256) == (14, 14)
+
+
+@pytest.mark.parametrize(("size", "pixels"), [("vit-b16", 224), ("vit-l16", 384), ("vit-h14", 518), ("vit-s8", 384)])
+@pytest.mark.parametrize("count", [1, 8])
+def test_large_models_fit_on_a_page(size: str, pixels: int, count: int) -> None:
+    """The tables of all images stay below the limit even without compression, in base64 below 25 MB."""
+    with torch.device("meta"):
+        config = vitral.create(size, image_size=pixels).config
+    grid = config.grid(pixels, pixels)
+    layers, cells = choose_reduction(config, [grid] * count, BUDGETS[-1])
+    rows, columns = coarse_grid(grid, cells)
+    assert rows * columns <= cells
+    total = count * len(layers) * config.heads * (rows * columns + 1) * rows * columns
+    assert total <= BUDGETS[-1]
+    assert layers[-1] == config.blocks - 1
+    assert layers == sorted(set(layers))
+    assert len(layers) >= 2
+    assert layers[0] == 0
+
+
+# ---- pictures ----
+
+
+def test_overlays_are_bright_where_the_map_is_high() -> None:
+    pixels = np.full((40, 60, 3), 128, dtype=np.uint8)
+    map = np.array([[0.0, 0.0, 3.0], [0.0, 0.0, 3.0]])
+    for draw in (spotlight, heat):
+        drawn = draw(pixels, map, 120)
+        assert drawn.shape == (80, 120, 3)
+        assert drawn.dtype == np.uint8
+        assert drawn[:, -10:].mean() > drawn[:, :10].mean() + 50
+    assert spotlight(pixels[..., :1], map).shape[2] == 3
+
+
+def test_uniform_distance_is_the_mean_of_all_pairs() -> None:
+    assert uniform_distance((1, 2), [16, 16]) == 8
+    assert uniform_distance((2, 1), [4, 16]) == 2
+
+
+# ---- everything together ----
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        dict(position="relative"),
+        dict(pool="map"),
+        dict(attention="axial", pool="mean"),
+        dict(num_classes=0),
+        dict(channels=1),
+        dict(patch_size=1, stem=vitral.ConvStem(widths=(16, 16))),
+    ],
+    ids=str,
+)
+def test_every_kind_of_model_can_be_inspected(variant: dict[str, Any], tmp_path: Path) -> None:
+    result = vitral.inspect(checkpoint(**variant), [photo(), photo(seed=1)], out=tmp_path)
+    assert isinstance(result, Inspection)
+    assert result.distance_images == 2
+    assert result.distance.shape == (4 if "attention" in variant else 2, 3)
+    content = json.loads((tmp_path / "inspect.json").read_text())
+    assert content["name"] == "model"
+    assert np.array(content["images"][0]["rollout"]).sum() == pytest.approx(1, abs=1e-3)
+    assert bool(content["images"][0]["predictions"]) == (variant.get("num_classes") != 0)
+    assert (content["position_similarity"] is None) == (variant.get("position") == "relative")
+    page = (tmp_path / "inspect.html").read_text(encoding="utf-8")
+    assert "://" not in page.replace("http://www.w3.org", "")  # opens offline
+    assert "{{" not in page
+    for name in PNGS:
+        if name != "positions.png" or content["position_similarity"]:
+            with Image.open(tmp_path / name) as image:
+                assert min(image.size) > 100
+
+
+def test_the_command_writes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    vitral.save(checkpoint(), "small.safetensors")
+    photo().save("a.jpg")
+    photo(seed=1).save("b.jpg")
+    Path("bad.jpg").write_bytes(b"no image")
+    command = ["inspect", "small.safetensors", "a.jpg", "b.jpg", "bad.jpg"]
+    done = run(*command, "--faithfulness", "--label", "c", "--label", "a")
+    assert done.returncode == 3
+    assert "skipped bad.jpg" in done.stderr
+    assert "Wrote inspect-small/inspect.html" in done.stdout
+    assert "Faithfulness of relevance: " in done.stdout
+    assert "95% CI" in done.stdout
+    names = sorted(path.name for path in Path("inspect-small").iterdir())
+    assert names == sorted([*PNGS, "faithfulness.png", "inspect.html", "inspect.json"])
+    content = json.loads(Path("inspect-small/inspect.json").read_text())
+    assert [row["label"] for row in content["images"][0]["relevance"]] == ["c", "a"]
+    assert content["skipped"][0]["file"] == "bad.jpg"
+    again = run(*command[:-1])
+    assert again.returncode == 2
+    assert "already exists" in again.stderr
+    quiet = run(*command[:-1], "--overwrite", "--format", "quiet")
+    assert quiet.stdout == "inspect-small/inspect.html\n"
+
+
+def test_wrong_inputs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no label 'z'"):
+        vitral.inspect(checkpoint(), [photo()], out=tmp_path / "a", labels=["z"])
+    with pytest.raises(DataError, match="None of the 1 images is readable"):
+        vitral.inspect(checkpoint(), [b"no image"], out=tmp_path / "a")
+    bit = vitral.create("bit-r50x1", num_classes=3, image_size=32)
+    preprocess = vitral.Preprocess(size=(32, 32))
+    with pytest.raises(ConfigError, match="convolutions have no attention"):
+        vitral.inspect(vitral.Checkpoint(model=bit, preprocess=preprocess), [photo()], out=tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="not a folder"):
+        vitral.inspect(checkpoint(), [photo()], out=tmp_path / "file")
+
+
+def test_deletion_beats_chance_on_the_shipped_model() -> None:
+    """Real photos: tiles of the two that scikit-learn has. The interval is over tiles."""
+    from sklearn.datasets import load_sample_images
+
+    from vitral.data.transforms import normalize, preprocess_image
+    from vitral.inspection import faithfulness, relevance
+
+    loaded = vitral.load("vit-cifar10")
+    model = loaded.model.float().eval()
+    tiles = [
+        image[top : top + 100, left : left + 100]
+        for image in load_sample_images().images
+        for top in range(0, 400, 100)
+        for left in range(0, 600, 100)
+    ]
+    pixels = torch.stack([preprocess_image(np.ascontiguousarray(tile), loaded.preprocess) for tile in tiles])
+    images = normalize(pixels, loaded.preprocess)
+    result = faithfulness(model, images, relevance(model, images), steps=8, random_orders=3)
+    assert result.images == 48
+    assert result.is_clear, result
