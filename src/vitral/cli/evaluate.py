@@ -9,7 +9,18 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 import vitral
-from vitral.cli.parameters import Device, File, Format, ImageSize, Model, OptionalInt, Switch, Text, option
+from vitral.cli.parameters import (
+    MERGE_HELP,
+    Device,
+    File,
+    Format,
+    ImageSize,
+    Model,
+    OptionalInt,
+    Switch,
+    Text,
+    option,
+)
 from vitral.console.output import show_as
 from vitral.console.progress import with_progress
 from vitral.console.results import show_evaluation
@@ -31,6 +42,7 @@ class Measures:
     temperature: Annotated[Switch, option("Report the calibration after temperature scaling.")] = False
     label_map: Annotated[File, option("Map classes to labels: lines of a dataset class and a model label.")] = None
     real: Annotated[File, option("Score with all true labels of each image (ReaL, JSON).")] = None
+    merge: Annotated[OptionalInt, option(f"{MERGE_HELP} The model of --against merges none.", "R")] = None
     cache: Annotated[bool, option("Do not keep features on disk for the next evaluation.")] = True
 
 
