@@ -95,7 +95,7 @@ def match(keys: Float[Tensor, "B tokens E"], first: int, count: int) -> Matching
     with _full_precision(keys):
         unit = F.normalize(keys.to(torch.promote_types(keys.dtype, torch.float32)), dim=-1)
         similarity, nearest = (unit[:, first::2] @ unit[:, 1 - first :: 2].transpose(1, 2)).max(dim=-1)
-    order = similarity.argsort(dim=1, descending=True, stable=True)
+    order = similarity.sort(dim=1, descending=True).indices
     sources, kept = order[:, :count], order[:, count:].sort(dim=1).values
     is_source = torch.zeros_like(nearest).scatter(1, sources, 1)
     moved_first = torch.where(is_source == 1, kept.shape[1] + nearest, (1 - is_source).cumsum(dim=1) - 1)
