@@ -24,6 +24,8 @@ VARIANTS: list[dict[str, Any]] = [
     dict(stem=ResNetStem(stages=(1, 1), width_factor=0.5), patch_size=1, image_size=64),
     dict(num_classes=0, channels=5),
     dict(position="relative", position_grid=(3, 5)),
+    dict(merge=3, registers=2, depth=5),
+    dict(merge=100, pool="mean", image_size=(12, 20)),
 ]
 
 

@@ -22,6 +22,7 @@ from tests.conftest import small_model
 VARIANTS = [
     dict(),
     dict(pool="mean", registers=2, layer_scale=0.1),
+    dict(depth=2, merge=3),
     dict(pool="map", position="learned-2d", position_at="every-layer"),
     dict(position="relative", attention="axial"),
     dict(position="sincos-2d", stem=vitral.ConvStem(widths=(8, 8)), patch_size=1),
@@ -32,7 +33,7 @@ images = torch.randn(2, 3, 16, 16)
 
 def compiles_as_one_graph_for_training_and_prediction():
     for variant in VARIANTS:
-        model = small_model(depth=1, **variant)
+        model = small_model(**{"depth": 1, **variant})
         compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="eager")
         wide = torch.randn(1, 3, 16, 24)  # another size: positions are resampled inside the graph
         with torch.no_grad():
@@ -74,8 +75,8 @@ def attention_of_a_compiled_model_can_be_recorded():
 
 
 def exports_with_dynamic_batch():
-    for variant in VARIANTS[:2]:  # tests/exporting exports the others
-        model = small_model(depth=1, **variant)
+    for variant in VARIANTS[:3]:  # tests/exporting exports the others
+        model = small_model(**{"depth": 1, **variant})
         batch = torch.export.Dim("batch", min=1, max=64)
         program = torch.export.export(model, (images,), dynamic_shapes=({0: batch},))
         others = torch.randn(5, 3, 16, 16)

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 import vitral
 from vitral.cli.launch import check_single_process, end_together, launch_if_asked
 from vitral.cli.parameters import (
+    MERGE_HELP,
     Device,
     File,
     Format,
@@ -43,6 +44,7 @@ class Measures:
     temperature: Annotated[Switch, option("Report the calibration after temperature scaling.")] = False
     label_map: Annotated[File, option("Map classes to labels: lines of a dataset class and a model label.")] = None
     real: Annotated[File, option("Score with all true labels of each image (ReaL, JSON).")] = None
+    merge: Annotated[OptionalInt, option(f"{MERGE_HELP} The model of --against merges none.", "R")] = None
     cache: Annotated[bool, option("Do not keep features on disk for the next evaluation.")] = True
 
 

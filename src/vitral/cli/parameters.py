@@ -58,6 +58,8 @@ ImageSize = Annotated[
     tuple[int, int] | None,
     Parameter(converter=parse_image_size, n_tokens=1, help=SIZE_HELP, metavar="SIZE", negative=""),
 ]
+MERGE_HELP = "Merge R pairs of similar tokens per block (ToMe): faster, slightly less accurate."
+Merge = Annotated[int | None, Parameter(converter=parse_integer, help=MERGE_HELP, metavar="R")]
 Switch = Annotated[bool, Parameter(negative="", show_default=False)]
 Device = Annotated[str, option("cpu, cuda, cuda:1 or mps.", "DEVICE")]
 Precision = Annotated[str, option("float32, bfloat16 or float16.", "PRECISION")]

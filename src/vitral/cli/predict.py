@@ -14,6 +14,7 @@ from vitral.cli.parameters import (
     Image,
     ImageSize,
     Integer,
+    Merge,
     Model,
     OptionalNumber,
     Precision,
@@ -43,6 +44,7 @@ def predict(
     ] = None,
     resume: Annotated[Switch, option("Continue an interrupted --out file.")] = False,
     image_size: ImageSize = None,
+    merge: Merge = None,
     device: Device = "auto",
     precision: Precision = "float32",
     batch_size: BatchSize = 32,
@@ -80,7 +82,7 @@ def predict(
         raise ConfigError("--resume needs a file to continue.", hint="Pass --out FILE.")
     files = list_images(images)
     predictor = vitral.Predictor(
-        model, device=device, precision=precision, batch_size=batch_size, image_size=image_size
+        model, device=device, precision=precision, batch_size=batch_size, image_size=image_size, merge=merge
     )
     if reject is not None:
         predictor.check_can_reject()
@@ -139,6 +141,7 @@ def features(
     *images: Image,
     out: Annotated[Path, option("Write the features to FILE (.npz or .parquet).", "FILE")],
     image_size: ImageSize = None,
+    merge: Merge = None,
     device: Device = "auto",
     precision: Precision = "float32",
     batch_size: BatchSize = 32,
@@ -162,7 +165,7 @@ def features(
         check_feature_target(out)
     files = list_images(images)
     predictor = vitral.Predictor(
-        model, device=device, precision=precision, batch_size=batch_size, image_size=image_size
+        model, device=device, precision=precision, batch_size=batch_size, image_size=image_size, merge=merge
     )
     result = with_progress(features_to_file(predictor, files, out), "Embedding", quiet=format != "human")
     failures = [{"file": as_text(file), "error": reason} for file, reason in result.failures]

@@ -39,6 +39,7 @@ class EvaluateOptions:
     label_map: str | Path | None = None
     real: str | Path | None = None
     image_size: int | tuple[int, int] | None = None
+    merge: int | None = None
     device: str = "auto"
     precision: str = "float32"
     batch_size: int = 64
@@ -88,6 +89,7 @@ def evaluate(
     label_map: str | Path | None = None,
     real: str | Path | None = None,
     image_size: int | tuple[int, int] | None = None,
+    merge: int | None = None,
     device: str = "auto",
     precision: str = "float32",
     batch_size: int = 64,
@@ -110,6 +112,7 @@ def evaluate(
         label_map: a file that maps the dataset's classes to the model's labels.
         real: a JSON file with all true labels of each image, as ReaL provides for ImageNet.
         image_size: another input size than the model was trained at.
+        merge: pairs of similar tokens to merge per block, in ``model`` but not in the model of ``against``.
         device: cpu, cuda, cuda:1, mps or auto.
         precision: float32, bfloat16 or float16.
         batch_size: images per batch.
@@ -125,6 +128,7 @@ def evaluate(
         label_map=label_map,
         real=real,
         image_size=image_size,
+        merge=merge,
         device=device,
         precision=precision,
         batch_size=batch_size,
@@ -141,7 +145,7 @@ def evaluate_events(
 ) -> Iterator[Progress | Evaluation]:
     """Evaluate a model as `evaluate` does; yield progress, then the Evaluation."""
     join_world()
-    loaded = _load(model, options, image_size=options.image_size)
+    loaded = _load(model, options, image_size=options.image_size, merge=options.merge)
     if not options.uses_features:
         loaded.check_has_head()
     chosen = choose_evaluation_data(loaded.run, data, needs_train=options.uses_features)
@@ -150,8 +154,11 @@ def evaluate_events(
     yield replace(evaluation, split=chosen.reason)
 
 
-def _load(model: ModelSource, options: EvaluateOptions, image_size: int | tuple[int, int] | None) -> LoadedModel:
-    return load_model(model, device=options.device, precision=options.precision, image_size=image_size, verify=True)
+def _load(
+    model: ModelSource, options: EvaluateOptions, image_size: int | tuple[int, int] | None, merge: int | None = None
+) -> LoadedModel:
+    device, precision = options.device, options.precision
+    return load_model(model, device=device, precision=precision, image_size=image_size, merge=merge, verify=True)
 
 
 # ---- the classifier ----

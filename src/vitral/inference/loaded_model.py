@@ -135,16 +135,17 @@ def load_model(
     device: str = "auto",
     precision: str = "float32",
     image_size: int | tuple[int, int] | None = None,
+    merge: int | None = None,
     verify: bool | Literal["once"] = "once",
 ) -> LoadedModel:
     """Load a model from a run folder, a weights file, a shipped or pretrained name, ``hf:owner/name``, or a Checkpoint.
 
-    Results in float32 are the same on every machine. ``verify`` checks the SHA-256 in files of our own format; "once"
-    skips files that passed before.
+    Results in float32 are the same on every machine. ``merge`` replaces the model's own ViTConfig.merge. ``verify``
+    checks the SHA-256 in files of our own format; "once" skips files that passed before.
     """
     check_choice("precision", precision, PRECISIONS)
     target = torch.device(choose_device(device).value)
-    checkpoint, run = open_checkpoint(source, image_size, verify=verify)
+    checkpoint, run = open_checkpoint(source, image_size, merge=merge, verify=verify)
     model, classes = checkpoint.model, checkpoint.model.config.num_classes
     if checkpoint.labels is not None:
         check_labels(checkpoint.labels, classes)  # reset_head changes the classes of the model in place
@@ -167,10 +168,13 @@ def open_checkpoint(
     source: str | Path | Checkpoint,
     image_size: int | tuple[int, int] | None = None,
     *,
+    merge: int | None = None,
     verify: bool | Literal["once"] = True,
 ) -> tuple[Checkpoint, Run | None]:
     """Return the checkpoint after verifying its checksum, and the run that it comes from, if any."""
     if isinstance(source, Checkpoint):
+        if merge not in (None, getattr(source.model.config, "merge", 0)):
+            raise ConfigError(f"merge={merge} needs a model to load.", hint=f"Use vitral.load(..., merge={merge}).")
         if image_size is None or source.model.config.image_hw in (image_size, (image_size, image_size)):
             return source, None
         height, width = source.model.config.image_hw
@@ -179,7 +183,8 @@ def open_checkpoint(
     hint = "Pass a run folder, a weights file, a name or a Checkpoint."
     check_type("A model", source, str, Path, Checkpoint, hint=hint)
     run = Run.open(Path(source)) if not str(source).startswith("hf:") and Run.is_run(Path(source)) else None
-    overrides: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
+    overrides: dict[str, Any] = {"image_size": image_size, "merge": merge}
+    overrides = {name: value for name, value in overrides.items() if value is not None}
     return load(run.trained_model() if run else source, verify=verify, **overrides), run
 
 

@@ -73,6 +73,7 @@ class Predictor:
         precision: str = "float32",
         batch_size: int = 32,
         image_size: int | tuple[int, int] | None = None,
+        merge: int | None = None,
     ):
         """Load the model.
 
@@ -82,9 +83,10 @@ class Predictor:
             precision: float32, bfloat16 or float16.
             batch_size: images per batch.
             image_size: another input size than the model was trained at.
+            merge: pairs of similar tokens to merge per block. Faster, and slightly less accurate.
         """
         self.batch_size = check_int("batch_size", batch_size, minimum=1, maximum=MAX_BATCH_SIZE)
-        self.loaded = load_model(source, device=device, precision=precision, image_size=image_size)
+        self.loaded = load_model(source, device=device, precision=precision, image_size=image_size, merge=merge)
         self.labels = self.loaded.labels
         self.novelty = _read_novelty(self.loaded)
         self._name = "a Checkpoint" if isinstance(source, Checkpoint) else str(source)

@@ -19,6 +19,8 @@ from vitral.model.positions import RelativePositions
 
 Recorder = Callable[[list[Tensor], Packing], None]
 Heads = Float[Tensor, "B H _ E"]
+GroupHeads = Float[Tensor, "_ H _ E"]
+"""Of one group of a packed list: groups differ in the number of images."""
 
 
 class Attention(nn.Module):
@@ -38,7 +40,7 @@ class Attention(nn.Module):
         """Attend within each image. `record=False` skips the recorders, for a repeated computation."""
         return self.project(self.mix(packing.split(self.to_qkv(x)), packing, record))
 
-    def mix(self, parts: Sequence[Float[Tensor, "_ _ QKV"]], packing: Packing, record: bool) -> Sequence[Heads]:
+    def mix(self, parts: Sequence[Float[Tensor, "_ _ QKV"]], packing: Packing, record: bool) -> Sequence[GroupHeads]:
         """Mix the values of each group by attention, and pass the weights to the recorders."""
         groups = zip(parts, packing.groups, strict=True)
         if not (record and self.recorders):
@@ -49,7 +51,7 @@ class Attention(nn.Module):
             recorder(list(weights), packing)
         return mixed
 
-    def project(self, mixed: Sequence[Heads]) -> Float[Tensor, "B N D"]:
+    def project(self, mixed: Sequence[GroupHeads]) -> Float[Tensor, "B N D"]:
         return self.to_out(join([y.transpose(1, 2).flatten(2) for y in mixed]))  # (B, heads, N, head_dim) -> (B, N, D)
 
     def __getstate__(self) -> dict[str, Any]:

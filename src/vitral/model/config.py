@@ -315,11 +315,10 @@ class ViTConfig:
             problem = f"position={self.position!r} needs a width divisible by {divisor} (got width={self.width})."
             near = _nearest_multiple(self.width, lcm(divisor, self.heads))
             raise ConfigError(problem, hint=f"Use width={near} or position='learned'.")
-        needs_grid = {"position='relative'": self.position == "relative", "attention='axial'": self.attention == "axial"}
-        needs_grid[f"position_at={self.position_at!r}"] = self.position_at != "stem"
-        for choice, is_chosen in needs_grid.items():
-            if self.merge and is_chosen:
-                problem = f"merge={self.merge} does not fit {choice}, which needs the place of every token in the grid."
+        by_grid = {"position": "relative", "position_at": self.position_at.replace("stem", ""), "attention": "axial"}
+        for name, choice in by_grid.items():
+            if self.merge and getattr(self, name) == choice:
+                problem = f"merge={self.merge} does not fit {name}={choice!r}, which needs every token at its place."
                 raise ConfigError(problem, hint="Use merge=0.")
 
 

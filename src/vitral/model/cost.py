@@ -27,7 +27,7 @@ class Cost:
     """Parameters, and the peak of activations for one image."""
     activation_bytes: int
     """Activations that the backward pass needs per image, without dropout and gradient checkpointing. Relative
-    positions and axial attention need up to half as much again, ReLU a quarter less."""
+    positions and axial attention need up to half as much again, ReLU a quarter less. Merging tokens needs less."""
 
     def training_bytes(self, batch_size: int) -> int:
         """Return the memory of a training step: parameters, gradients, the two moments of Adam, and activations."""
@@ -44,7 +44,8 @@ def count_cost(config: ViTConfig | BiTConfig, image_size: tuple[int, int] | None
     tokens = config.extra_tokens + patches
     stem, matrices = list(_stem_layers(config, image_size)), list(_matrices(config, patches))
     parameters = _count_parameters(config, stem, matrices)
-    flops = sum(layer.flops for layer in (*stem, *matrices)) + config.blocks * _attention_flops(config, grid)
+    flops = sum(layer.flops for layer in (*stem, *matrices)) + _attention_flops(config, grid)
+    flops += _merging_flops(config, tokens)
     if config.pool == "map":
         flops += 4 * patches * width
     mlp_activations = tokens * (2 * width + 2 * config.mlp_width)  # the sum, its norm, hidden before and after
@@ -114,10 +115,11 @@ def _matrices(config: ViTConfig, patches: int) -> Iterator[_Layer]:
     width, mlp_width, tokens = config.width, config.mlp_width, config.extra_tokens + patches
     patch_h, patch_w = config.patch_hw
     yield _Layer(config.patch_channels * patch_h * patch_w, width, patches)
-    yield _Layer(width, 3 * width, tokens, copies=config.blocks)
-    yield _Layer(width, width, tokens, copies=config.blocks)
-    yield _Layer(width, mlp_width, tokens, copies=config.blocks)
-    yield _Layer(mlp_width, width, tokens, copies=config.blocks)
+    for entering, leaving in pairwise(_tokens_by_block(config, tokens)):  # merging is between attention and MLP
+        yield _Layer(width, 3 * width, entering)
+        yield _Layer(width, width, entering)
+        yield _Layer(width, mlp_width, leaving)
+        yield _Layer(mlp_width, width, leaving)
     if config.pool == "map":
         yield _Layer(width, width, 1, copies=2)
         yield _Layer(width, 2 * width, patches)
@@ -130,15 +132,34 @@ def _matrices(config: ViTConfig, patches: int) -> Iterator[_Layer]:
         yield _Layer(config.representation or config.pooled_width, config.num_classes, pooled)
 
 
+def _tokens_by_block(config: ViTConfig, tokens: int) -> list[int]:
+    """Return the tokens that enter each block, and those that leave the last one."""
+    counts = [tokens]
+    for _ in range(config.blocks):
+        counts.append(counts[-1] - min(config.merge, (counts[-1] - config.extra_tokens) // 2))
+    return counts
+
+
 def _attention_flops(config: ViTConfig, grid: tuple[int, int]) -> int:
-    """Return the operations of one block: queries by keys, weights by values; the mean of row and column blocks."""
+    """Return the operations of all blocks: queries by keys, weights by values."""
     (rows, columns), extras = grid, config.extra_tokens
     tokens = extras + rows * columns
-    pairs = tokens**2
-    if config.attention == "axial":
-        pairs = (2 * extras * tokens + rows * columns * (2 * extras + rows + columns)) // 2
+    pairs = sum(count**2 for count in _tokens_by_block(config, tokens)[:-1])
+    if config.attention == "axial":  # half of the blocks attend along rows, half along columns
+        pairs = config.depth * (2 * extras * tokens + rows * columns * (2 * extras + rows + columns))
     relative = 2 * tokens * _relative_rows(config, grid) if config.position == "relative" else 0
-    return config.width * (4 * pairs + relative)
+    return config.width * (4 * pairs + config.blocks * relative)
+
+
+def _merging_flops(config: ViTConfig, tokens: int) -> int:
+    """Return the operations of all blocks to compare the keys of both sets, and to add tokens and their sizes."""
+    flops = 0
+    for entering, leaving in pairwise(_tokens_by_block(config, tokens)):
+        patches, merged = entering - config.extra_tokens, entering - leaving
+        first = (patches + 1 - config.extra_tokens % 2) // 2
+        if merged:
+            flops += 2 * (patches - first) * (first * config.head_dim + merged * (config.width + 1))
+    return flops
 
 
 def _relative_rows(config: ViTConfig, grid: tuple[int, int]) -> int:

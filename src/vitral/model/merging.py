@@ -2,10 +2,13 @@
 
     attention -> match patch tokens by their keys -> average the R most similar pairs -> MLP
 
-The patch tokens are divided into two sets by turns. Each token of the first set has one edge: to the token of the second
-set with the most similar key. The R edges of the highest similarity are merged. A merged token is the mean of its
-patches, and attention counts it as often as it has patches ("proportional attention"). Class token and registers are
-never merged. Every image is matched on its own, so the result does not depend on the batch.
+The patch tokens are divided into two sets by turns. Each token of the first set has one edge: to the token of the
+second set with the most similar key. The R edges of the highest similarity are merged. A merged token is the mean of
+its patches, and attention counts it as often as it has patches ("proportional attention"). Class token and registers
+are never merged. Every image is matched on its own, so the result does not depend on the batch.
+
+After the last block each patch has the vector of its token again. Pooling, `features` and `pool="none"` therefore see
+the grid of the image, and a mean over the patches weights each token by its size.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -76,10 +79,11 @@ def merge_group(x: Sequences, group: Group, keys: Float[Tensor, "B N E"], count:
     first = extras % 2  # the sets alternate from the class token on, as in the paper's code
     matching = match(keys[:, extras:], first, count)
     before = group.merged
-    sizes = keys.new_ones(x.shape[0], patches, dtype=torch.float32) if before is None else before.sizes
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    sizes = x.new_ones(x.shape[0], patches, dtype=dtype) if before is None else before.sizes
     with _full_precision(x):
         merged_sizes = add_pairs(sizes[..., None], matching, first)
-        sums = add_pairs(x[:, extras:].float() * sizes[..., None], matching, first)
+        sums = add_pairs(x[:, extras:].to(dtype) * sizes[..., None], matching, first)
     tokens = matching.moved if before is None else matching.moved.gather(1, before.tokens)
     x = torch.cat([x[:, :extras], (sums / merged_sizes).to(x.dtype)], dim=1)
     return x, group._replace(merged=Merged(merged_sizes[..., 0], tokens))
@@ -89,9 +93,9 @@ def merge_group(x: Sequences, group: Group, keys: Float[Tensor, "B N E"], count:
 def match(keys: Float[Tensor, "B tokens E"], first: int, count: int) -> Matching:
     """Choose the pairs to merge: bipartite soft matching. The first set has every other token from `first` on."""
     with _full_precision(keys):
-        unit = F.normalize(keys.float(), dim=-1)
+        unit = F.normalize(keys.to(torch.promote_types(keys.dtype, torch.float32)), dim=-1)
         similarity, nearest = (unit[:, first::2] @ unit[:, 1 - first :: 2].transpose(1, 2)).max(dim=-1)
-    order = similarity.argsort(dim=1, descending=True, stable=True)
+    order = similarity.sort(dim=1, descending=True).indices
     sources, kept = order[:, :count], order[:, count:].sort(dim=1).values
     is_source = torch.zeros_like(nearest).scatter(1, sources, 1)
     moved_first = torch.where(is_source == 1, kept.shape[1] + nearest, (1 - is_source).cumsum(dim=1) - 1)

@@ -2,8 +2,9 @@
 
     image -> patches -> tokens + positions -> encoder -> norm -> pool -> head -> logits
 
-Three things go beyond the paper: a list of images of any sizes is packed into one sequence without padding (packing.py),
-positions follow the size of the image (positions.py), and blocks may merge similar tokens (merging.py). Nothing here depends on how weights are stored.
+Three things go beyond the paper: a list of images of any sizes is packed into one sequence without padding
+(packing.py), positions follow the size of the image (positions.py), and blocks may merge similar tokens (merging.py).
+Nothing here depends on how weights are stored.
 Letters in shapes: B images, C channels, H and W pixels, N tokens, D width, K classes.
 """
 

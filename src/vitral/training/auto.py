@@ -256,7 +256,7 @@ def _tune_views(config: TrainConfig, facts: Facts) -> Choice:
 def _trains_on_tokens(config: TrainConfig, facts: Facts) -> bool:
     """Return whether the lower blocks are frozen and see the same images at every step."""
     pretrained = None if facts.pretrained is None else facts.pretrained.config
-    is_partial = isinstance(pretrained, ViTConfig) and config.tune.blocks != pretrained.blocks
+    is_partial = isinstance(pretrained, ViTConfig) and config.tune.blocks != pretrained.blocks and not pretrained.merge
     is_mixed = config.resize == "native" or config.mix.mixup or config.mix.cutmix
     has_probe = config.starts_with_probe and facts.has_validation
     return config.tune.what == "last-blocks" and is_partial and has_probe and not is_mixed
