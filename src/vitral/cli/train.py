@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 import vitral
-from vitral.cli.launch import is_launched, launch
+from vitral.cli.launch import MAX_RESTARTS, is_launched, launch
 from vitral.cli.parameters import Device, File, Format, OptionalInt, OptionalNumber, Switch, Text, option, split_setting
 from vitral.console.output import show_as, show_lines
 from vitral.console.tables import show_settings
@@ -85,6 +85,10 @@ def train(
     processes: Annotated[
         OptionalInt, option("Train in this many processes of this machine, one per GPU.", show_default="1")
     ] = None,
+    max_restarts: Annotated[
+        OptionalInt,
+        option("With --processes: how often to start all processes again after one was killed.", show_default="3"),
+    ] = None,
     tensorboard: Annotated[Switch, option("Also write curves to RUN/tensorboard.")] = False,
     print_config: Annotated[Switch, option("Print all settings as a TOML file and exit.")] = False,
     help_all: Annotated[Switch, option("List all other settings, such as --ema, and exit.")] = False,
@@ -114,7 +118,7 @@ def train(
         show_settings(list_settings(), RECIPES.split(", "))
         return
     if processes is not None and processes != 1 and not is_launched():
-        sys.exit(launch(processes, sys.argv[1:]))
+        sys.exit(launch(processes, sys.argv[1:], max_restarts=MAX_RESTARTS if max_restarts is None else max_restarts))
     values: dict[str, Any] = settings.by_name() | dict(split_setting(setting, "--set optim.lr=3e-4") for setting in set)
     sources: dict[str, Any] = {"recipe": recipe, "config": config}
     if print_config:
