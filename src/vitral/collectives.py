@@ -4,6 +4,7 @@ Every process calls the same functions in the same order. The other modules need
 """
 
 import atexit
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TypeVar
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 from vitral.devices import World, find_world
 
 Value = TypeVar("Value")
-TIMEOUT = timedelta(minutes=10)
-"""A process that waits longer than this for another one fails, and with it the command."""
+TIMEOUT_VARIABLE, DEFAULT_TIMEOUT = "VITRAL_PROCESS_TIMEOUT", 600
+"""A process that waits for another one longer than so many seconds fails, and with it the command."""
+RESPONSE_SECONDS = 5.0
+"""Time in which the processes report after one of them was lost."""
 
 
 def join_world() -> World:
@@ -27,7 +30,8 @@ def join_world() -> World:
     has_cuda = torch.cuda.is_available()
     if has_cuda:
         torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
-    dist.init_process_group(world.backend(has_cuda=has_cuda), timeout=TIMEOUT)
+    seconds = float(os.environ.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT))
+    dist.init_process_group(world.backend(has_cuda=has_cuda), timeout=timedelta(seconds=seconds))
     atexit.register(dist.destroy_process_group)
     return world
 
@@ -64,6 +68,28 @@ def wait_for_all() -> None:
     """Wait until every process has come here."""
     if is_shared():
         gather(None)
+
+
+def find_silent() -> list[int]:
+    """Return the ranks of processes that were lost: those that do not report to the store of the launcher.
+
+    Every process calls this after a failure of torch.distributed, which does not name the one that caused it.
+    """
+    if not is_shared():
+        return []
+    world, silent, patience = find_world(), list[int](), RESPONSE_SECONDS
+    try:
+        store = dist.distributed_c10d._get_default_store()  # pyright: ignore
+        store.set(f"vitral/alive/{world.rank}", "")
+    except RuntimeError:  # the launcher is gone, too
+        return []
+    for rank in range(world.size):
+        try:
+            store.wait([f"vitral/alive/{rank}"], timedelta(seconds=patience))
+        except RuntimeError:
+            silent.append(rank)
+            patience = 0.1
+    return silent
 
 
 def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:

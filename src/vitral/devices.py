@@ -31,6 +31,10 @@ class World:
     """The rank among the processes of this machine."""
     local_size: int = 1
     """Number of processes on this machine."""
+    launch: str = ""
+    """Identifies the command over all restarts of its processes."""
+    restarts: int = 0
+    """How often the launcher has restarted the processes."""
     reason: str = "started without a launcher"
 
     @property
@@ -59,8 +63,16 @@ def find_world(environment: Mapping[str, str] | None = None) -> World:
             f"WORLD_SIZE={size} comes from a static rendezvous, after which a lost process cannot be replaced.",
             hint="Use torchrun --standalone, or --rdzv-backend c10d with --rdzv-endpoint and --rdzv-id.",
         )
-    reason = f"torchrun, rendezvous {run_id}"
-    return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, reason=reason)
+    restarts = sum(int(values.get(name, "0")) for name in ("TORCHELASTIC_RESTART_COUNT", "VITRAL_RESTARTS"))
+    return World(
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        local_size=local_size,
+        launch=run_id,
+        restarts=restarts,
+        reason=f"torchrun, rendezvous {run_id}",
+    )
 
 
 def normalize_device(device: str) -> str:

@@ -144,6 +144,10 @@ def test_momentum_is_used(name: Any, momentum: float | None, expected: float) ->
         assert "momentum" not in groups["head.weight"]  # AdamW
 
 
+def as_saved(tensors: dict[str, torch.Tensor]) -> dict[str, SavedTensor]:
+    return {name: SavedTensor.in_memory(tensor) for name, tensor in tensors.items()}
+
+
 @pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
 def test_the_next_step_is_the_same_with_a_loaded_state(name: Any) -> None:
     first, second = small_model(), small_model()
@@ -153,7 +157,7 @@ def test_the_next_step_is_the_same_with_a_loaded_state(name: Any) -> None:
     optimizer.step(0.5)
     second.load_state_dict(first.state_dict())
     restored = Optimizer(second, optim)
-    restored.load({name: SavedTensor.in_memory(tensor) for name, tensor in optimizer.state().items()})
+    restored.load(as_saved(optimizer.state()))
     for model, stepped in ((first, optimizer), (second, restored)):
         set_gradients(model, 1)
         stepped.step(1.0)
@@ -169,7 +173,7 @@ def test_a_state_of_another_shape_is_refused() -> None:
     state = optimizer.state()
     for forged in (torch.zeros(3), torch.zeros(7, 48, dtype=torch.int64)):
         with pytest.raises(vitral.ConfigError, match=r"head\.weight.*exp_avg"):
-            Optimizer(small_model(), ResolvedOptim()).load({**state, "0/head.weight/exp_avg": forged})
+            Optimizer(small_model(), ResolvedOptim()).load(as_saved({**state, "0/head.weight/exp_avg": forged}))
 
 
 @pytest.mark.parametrize(("name", "key"), [("adamw", "exp_avg"), ("adamw", "step"), ("sgd", "momentum_buffer")])
@@ -182,4 +186,4 @@ def test_an_incomplete_or_scalar_state_is_refused(name: Any, key: str) -> None:
     renamed = {**{name: tensor for name, tensor in state.items() if name != entry}, f"{entry}s": state[entry]}
     for forged in (renamed, {**state, entry: torch.zeros(2 if key == "step" else ())}):
         with pytest.raises(vitral.ConfigError, match=rf"head\.weight.*{key}"):
-            Optimizer(small_model(), ResolvedOptim(name=name)).load(forged)
+            Optimizer(small_model(), ResolvedOptim(name=name)).load(as_saved(forged))

@@ -1,12 +1,16 @@
 """`--processes N`: run the same command in N processes of this machine, as torchrun --standalone does."""
 
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Sequence
 
 from vitral.devices import find_world
 from vitral.errors import ConfigError, check_int
+
+MAX_RESTARTS = 3
+"""How often `--processes` starts all processes again after one was killed."""
 
 
 def is_launched() -> bool:
@@ -20,10 +24,10 @@ def check_single_process(command: str) -> None:
         raise ConfigError(f"vitral {command} runs in one process.", hint="Start it without torchrun.")
 
 
-def launch_if_asked(processes: int | None) -> None:
+def launch_if_asked(processes: int | None, *, max_restarts: int = 0) -> None:
     """Run this command in several processes and exit, if `--processes` asks for more than the one that runs."""
     if processes is not None and processes != 1 and not is_launched():
-        sys.exit(launch(processes, sys.argv[1:]))
+        sys.exit(launch(processes, sys.argv[1:], max_restarts=max_restarts))
 
 
 def end_together(code: int) -> None:
@@ -39,23 +43,38 @@ def end_together(code: int) -> None:
         sys.exit(code)
 
 
-def launch(processes: int, words: Sequence[str]) -> int:
+def launch(processes: int, words: Sequence[str], *, max_restarts: int) -> int:
     """Run `vitral WORDS` in several processes and return the exit code of the command.
 
-    The rendezvous is torch's c10d on a free port. A process that fails ends the others.
+    The rendezvous is torch's c10d on a free port. A process that fails ends the others. If a signal killed it, all
+    start again and resume the run; an error would only come back.
     """
+    check_int("--processes", processes, minimum=1, maximum=1024)
+    check_int("--max-restarts", max_restarts, minimum=0, maximum=1000)
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    name, attempt = str(uuid.uuid4()), 0
+    while True:
+        os.environ["VITRAL_RESTARTS"] = str(attempt)
+        code, killed = _launch_once(processes, words, name)
+        if killed is None or attempt == max_restarts:
+            return code
+        attempt += 1
+        text = f"vitral: Process {killed} was killed. Starting all processes again ({attempt} of {max_restarts})."
+        print(text, file=sys.stderr, flush=True)
+
+
+def _launch_once(processes: int, words: Sequence[str], name: str) -> tuple[int, int | None]:
+    """Return the exit code, and the rank of a process that a signal killed."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    check_int("--processes", processes, minimum=1, maximum=1024)
-    threads = max(1, (os.cpu_count() or 1) // processes)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=processes,
-        run_id=str(uuid.uuid4()),
+        run_id=name,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
@@ -63,11 +82,12 @@ def launch(processes: int, words: Sequence[str]) -> int:
     try:
         elastic_launch(config, sys.executable)("-m", "vitral", *words)
     except ChildFailedError as error:
-        codes = [failure.exitcode for _, failure in sorted(error.failures.items())]
-        return next((code for code in codes if code > 0), 1)
+        codes = {rank: failure.exitcode for rank, failure in sorted(error.failures.items())}
+        killed = next((rank for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM), None)
+        return next((code for code in codes.values() if code > 0), 1), killed
     except SignalException as error:
-        return 128 + error.sigval
-    return 0
+        return 128 + error.sigval, None
+    return 0, None
 
 
 def silence_other_ranks() -> None:

@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise
     except (MemoryError, RuntimeError) as error:
         if is_lost_process(error):
-            _exit(1, "Another process of this command ended or stopped responding.", debug, error)
+            _exit(1, describe_lost_process(), debug, error)
         if not is_out_of_memory(error):
             raise
         _exit(1, "Out of memory. Reduce --batch-size, --image-size or the model.", debug, error)
@@ -174,6 +174,20 @@ def is_out_of_memory(error: Exception) -> bool:
 def is_lost_process(error: Exception) -> bool:
     """Return whether torch.distributed lost another process, which reports its own failure."""
     return "/gloo/" in str(error) or type(error).__name__ in ("DistBackendError", "DistNetworkError")
+
+
+def describe_lost_process() -> str:
+    """Return a message that names the processes that were lost. The first of the others prints it."""
+    from vitral.collectives import find_silent
+    from vitral.devices import find_world
+
+    silent, world = find_silent(), find_world()
+    if silent and world.rank == min({*range(world.size)} - {*silent}, default=0):
+        sys.stderr = sys.__stderr__
+    if not silent:
+        return "Another process of this command ended or stopped responding."
+    lost = f"Process {silent[0]}" if len(silent) == 1 else f"Processes {', '.join(map(str, silent))}"
+    return f"{lost} ended or stopped responding. Resume the run to continue from its last saved state."
 
 
 def configure_streams() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 import vitral
-from vitral.cli.launch import launch_if_asked
+from vitral.cli.launch import MAX_RESTARTS, launch_if_asked
 from vitral.cli.parameters import Device, File, Format, OptionalInt, OptionalNumber, Switch, Text, option, split_setting
 from vitral.console.output import show_as, show_lines
 from vitral.console.tables import show_settings
@@ -85,6 +85,10 @@ def train(
     processes: Annotated[
         OptionalInt, option("Train in this many processes of this machine, one per GPU.", show_default="1")
     ] = None,
+    max_restarts: Annotated[
+        OptionalInt,
+        option("With --processes: how often to start all processes again after one was killed.", show_default="3"),
+    ] = None,
     tensorboard: Annotated[Switch, option("Also write curves to RUN/tensorboard.")] = False,
     print_config: Annotated[Switch, option("Print all settings as a TOML file and exit.")] = False,
     help_all: Annotated[Switch, option("List all other settings, such as --ema, and exit.")] = False,
@@ -113,7 +117,7 @@ def train(
     if help_all:
         show_settings(list_settings(), RECIPES.split(", "))
         return
-    launch_if_asked(processes)
+    launch_if_asked(processes, max_restarts=MAX_RESTARTS if max_restarts is None else max_restarts)
     values: dict[str, Any] = settings.by_name() | dict(split_setting(setting, "--set optim.lr=3e-4") for setting in set)
     sources: dict[str, Any] = {"recipe": recipe, "config": config}
     if print_config:

@@ -17,10 +17,10 @@ from vitral.training.config import SECTIONS, ResolvedConfig, TrainConfig
 from vitral.training.events import Candidate, Chosen, Event, Finished, Started, Warned, as_log_line
 from vitral.training.job import Job
 from vitral.training.loop import train_loop
-from vitral.training.parallel import mirror_run, only_first
+from vitral.training.parallel import find_restarted, mirror_run, only_first
 from vitral.training.prepare import prepare
 from vitral.training.records import make_manifest, write_findings
-from vitral.training.request import Request, collect_settings, pop_network, reopen
+from vitral.training.request import Request, collect_settings, pop_network, read_run_settings, reopen
 from vitral.training.schedule import Pace
 from vitral.training.selection import BestEpoch
 from vitral.training.settings import as_toml, flatten
@@ -42,6 +42,8 @@ def train_events(
 
     `resume` continues a run; settings may be repeated but must be the same.
     """
+    if resume is None and (restarted := find_restarted(None if out is None else Path(out))):
+        return resume_run(restarted, read_run_settings(restarted), network=pop_network(settings))
     if resume is None:
         return start_run(collect_settings(data, flatten(settings), recipe=recipe, config=config), out=out)
     network = pop_network(settings)

@@ -1,6 +1,8 @@
 """Gradients of all micro-batches and processes: their sum, their norm, and its limit."""
 
 from collections.abc import Sequence
+from itertools import accumulate
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -26,10 +28,11 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return torch.zeros(())
-    norm = torch.linalg.vector_norm(_row_norms(gradients))
+    norm = _norm(_row_norms(gradients), dim=0)
     if limit:
         factor = (limit / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
+        for gradient in gradients:
+            local(gradient).mul_(factor)
     return norm
 
 
@@ -40,16 +43,22 @@ def _row_norms(gradients: Sequence[Tensor]) -> Tensor:
     counts = [gradient.shape[0] if gradient.ndim else 1 for gradient in gradients]
     norms = torch.zeros(sum(counts), device=local(gradients[0]).device)
     is_first = dist.get_rank() == 0
-    for gradient, part in zip(gradients, norms.split(counts), strict=True):
+    starts = [0, *accumulate(counts)]
+    for gradient, start, stop in zip(gradients, starts, starts[1:], strict=False):
+        part = norms[start:stop]
         rows = rows_of(gradient)
         if rows is not None:
             part[rows] = _norms(local(gradient))
         elif is_first:
             part.copy_(_norms(gradient))
-    dist.all_reduce(norms)  # every row has one term that is not zero, so the sum is exact
+    dist.all_reduce(norms)  # pyright: ignore[reportUnknownMemberType]  # exact: a row has one term that is not zero
     return norms
 
 
 def _norms(gradient: Tensor) -> Tensor:
     rows = gradient.flatten(1) if gradient.ndim > 1 else gradient.reshape(-1, 1)
-    return rows.abs()[:, 0] if rows.shape[1] == 1 else torch.linalg.vector_norm(rows, dim=1)
+    return rows.abs()[:, 0] if rows.shape[1] == 1 else _norm(rows, dim=1)
+
+
+def _norm(values: Tensor, dim: int) -> Tensor:
+    return cast("Tensor", torch.linalg.vector_norm(values, dim=dim))  # pyright: ignore[reportUnknownMemberType]

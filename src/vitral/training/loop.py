@@ -5,14 +5,15 @@ a run that was killed at any moment resumes to the same weights, bit for bit.
 """
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
-from vitral.collectives import from_first
+from vitral.collectives import from_first, gather
 from vitral.data.batches import Batch
+from vitral.data.dataset import Item
 from vitral.evaluation.metrics import Scores
 from vitral.model.network import Network
 from vitral.runs import quote
@@ -177,16 +178,24 @@ def _step(job: "Job", state: TrainState, batch: Batch, factor: float) -> float:
     try:
         loss = job.learner.train_step(batch, state, factor)
     except TrainingError as error:
-        keys = [images[int(index)].key for index in batch.whole.items[:8]]
-        more = ", ..." if batch.whole.size > 8 else ""
         raise TrainingError(
-            f"Step {state.step}: {error.message}, so the weights were not updated. Images of this step: "
-            f"{', '.join(keys)}{more}.",
+            f"Step {state.step}: {error.message}, so the weights were not updated. "
+            f"{_name_images(batch, images, error.ranks)}.",
             hint=error.hint,
         ) from None
     state.step += 1
     state.loss_sum, state.loss_steps = state.loss_sum + loss, state.loss_steps + 1
     return loss
+
+
+def _name_images(batch: Batch, images: Sequence[Item], ranks: Sequence[int]) -> str:
+    """Return a text with some images of a step: those of the processes that caused an error, if they are known."""
+    parts = gather([images[int(index)].key for index in batch.items])
+    names, where = [key for part in parts for key in part], ""
+    if 0 < len(ranks) < len(parts):
+        names = [key for rank in ranks for key in parts[rank]]
+        where = f" in process {', '.join(map(str, ranks))}"
+    return f"Images of this step{where}: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
 
 
 def _should_stop(job: "Job", state: TrainState) -> bool:

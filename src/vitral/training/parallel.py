@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from vitral.collectives import current_world, from_first, gather, is_shared
+from vitral.collectives import current_world, from_first, gather, is_shared, join_world
 from vitral.data.batches import Batch, Share
 from vitral.data.dataset import DatasetIndex
 from vitral.errors import DataError, VitralError
@@ -71,6 +71,18 @@ def mirror_run(run: Run, *, is_sharded: bool = False) -> Run:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
     return copy
+
+
+def find_restarted(out: Path | None) -> Run | None:
+    """Return the run that this command started before its launcher restarted its processes; None without a restart."""
+    world = join_world()
+    if not world.restarts:
+        return None
+    folders = sorted(Path("runs").glob("*")) if out is None else [out]
+    runs = (Run(folder) for folder in folders if Run.is_run(folder))
+    found = [run.folder for run in runs if run.read_manifest().get("launch") == world.launch]
+    folder = from_first(found[-1] if found else None)
+    return None if folder is None else Run(folder)
 
 
 def temporary_folder() -> Path:

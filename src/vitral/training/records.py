@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vitral import __version__
+from vitral.collectives import current_world
 from vitral.data.contact_sheet import contact_sheet, thumbnail
 from vitral.data.dataset import class_counts
 from vitral.data.headers import BadImageError
@@ -53,6 +54,7 @@ def make_manifest(job: "Job") -> dict[str, Any]:
         "findings": dict(job.findings),
         "resumes": [],
         "base_sha256": job.base_sha256,
+        "launch": current_world().launch,
     }
     return manifest | ({} if job.val is None else {"val_fingerprint": job.val.fingerprint()})
 

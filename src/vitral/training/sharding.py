@@ -137,7 +137,7 @@ def _in_order_of_creation(module: nn.Module) -> Iterator[nn.Module]:
 def fill_shards(model: Network, config: ResolvedConfig, values: Mapping[str, Tensor]) -> Network:
     """Divide a network on the meta device and give it the rows of its tensors that `keep_rows` returned."""
     shard_model(model, config)
-    model.to_empty(device=config.device)
+    _ROOTS[model].to_empty(device=config.device)  # the root, so that FSDP finds the new memory of all its parameters
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             local(tensor).copy_(values[name])
@@ -170,12 +170,14 @@ def rows_of(tensor: Tensor) -> slice | None:
 
 def local(tensor: Tensor) -> Tensor:
     """Return the rows of a tensor that this process has, as a plain tensor that shares their memory."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    plain = tensor.detach()
+    return plain.to_local() if isinstance(plain, DTensor) else plain
 
 
 def whole(tensor: Tensor) -> Tensor:
     """Return the complete tensor, to which every process contributes."""
-    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+    plain = tensor.detach()
+    return plain.full_tensor() if isinstance(plain, DTensor) else plain
 
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:

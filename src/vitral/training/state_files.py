@@ -121,7 +121,8 @@ def open_tensors(folder: Path, names: Sequence[str]) -> dict[str, SavedTensor]:
     pieces: dict[str, list[tuple[Piece, int, torch.Size, torch.dtype]]] = {}
     for file_name in sorted(names):
         handle: Any = safe_open(folder / file_name, framework="pt", device="cpu")
-        rows: dict[str, tuple[int, int]] = json.loads((handle.metadata() or {}).get(_ROWS, "{}"))
+        metadata: dict[str, str] = handle.metadata() or {}
+        rows: dict[str, tuple[int, int]] = json.loads(metadata.get(_ROWS, "{}"))
         for name in handle.keys():  # noqa: SIM118 (not a mapping)
             part = handle.get_slice(name)
             shape, dtype = torch.Size(part.get_shape()), _DTYPES[part.get_dtype()]
@@ -135,7 +136,7 @@ def open_tensors(folder: Path, names: Sequence[str]) -> dict[str, SavedTensor]:
 
 
 def _reader(handle: safe_open, name: str) -> Callable[[], Tensor]:
-    return lambda: handle.get_tensor(name)
+    return lambda: handle.get_tensor(name)  # pyright: ignore
 
 
 def _join(name: str, parts: list[tuple[Piece, int, torch.Size, torch.dtype]]) -> SavedTensor:

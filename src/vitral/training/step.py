@@ -1,7 +1,7 @@
 """One training step: a batch in, gradients, updated weights; with all tensors that the next step depends on."""
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count, islice, pairwise
 from math import isfinite, lcm
@@ -19,7 +19,7 @@ from vitral.model.network import Network
 from vitral.training.config import ResolvedConfig
 from vitral.training.gradients import add_up_gradients, clip_gradients
 from vitral.training.optimizer import Optimizer
-from vitral.training.sharding import copy_values, is_sharded, local, shard_model
+from vitral.training.sharding import copy_values, is_sharded, local, root_of, shard_model
 from vitral.training.state import TrainState
 from vitral.training.state_files import SavedTensor, read_into
 from vitral.training.tuning import choose_parameters
@@ -38,6 +38,11 @@ TRIM_EVERY = 100
 class TrainingError(VitralError):
     """Training cannot continue."""
 
+    def __init__(self, message: str, *, hint: str | None = None, ranks: Sequence[int] = ()):
+        """`ranks` are those of the processes that caused it, if only some of them did."""
+        super().__init__(message, hint=hint)
+        self.ranks = tuple(ranks)
+
 
 class Learner:
     """A network with its task, its optimizer and its moving average."""
@@ -46,7 +51,8 @@ class Learner:
         self.model, self.task, self.config = model, task, config
         self.device = torch.device(config.device)
         choose_parameters(model, config.tune)
-        model.to(self.device)
+        if root_of(model) is None:
+            model.to(self.device)
         if self.device.type == "cpu":
             keep_freed_memory()
         model.gradient_checkpointing = config.gradient_checkpointing
@@ -63,7 +69,8 @@ class Learner:
 
     def train_step(self, batch: Batch, state: TrainState, lr_factor: float) -> float:
         """Update the weights from one batch and return its loss. TrainingError if a gradient is not finite."""
-        loss = sum(gather(self.compute_gradients(batch, state.step, state.loss_scale)))
+        losses = gather(self.compute_gradients(batch, state.step, state.loss_scale))
+        loss = sum(losses)
         parameters = list(self.optimizer.parameters.values())
         add_up_gradients(parameters)
         if state.loss_scale != 1:
@@ -78,6 +85,7 @@ class Learner:
             raise TrainingError(
                 f"the loss is {loss} and the gradient norm {norm.item()}",
                 hint=f"Lower optim.lr ({self.config.optim.lr:g}), or check these images.",
+                ranks=[rank for rank, part in enumerate(losses) if not isfinite(part)],
             )
         else:
             self.optimizer.step(lr_factor)

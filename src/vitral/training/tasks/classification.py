@@ -122,7 +122,7 @@ class Classification:
             assert isinstance(config, ViTConfig)
             rows, columns = config.grid(*config.image_hw)
             shape = (1, config.extra_tokens + rows * columns, config.width)
-        example = torch.zeros(shape, dtype=torch.bfloat16 if self.first_block else torch.uint8)
+        example = torch.zeros(shape, dtype=torch.float32 if self.first_block else torch.uint8)
         return JointCompute(partial(run_with, model, compute), example)
 
     def fit_novelty(
