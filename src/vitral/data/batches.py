@@ -19,6 +19,7 @@ from vitral.data.augment import Augment, augment_image, check_augment, random_ge
 from vitral.data.dataset import Item, sample_headers
 from vitral.data.decode import decode
 from vitral.data.headers import BadImageError, Pixels
+from vitral.data.streaming import find_layout, read_ahead, stream_order
 from vitral.data.transforms import preprocess_image
 from vitral.errors import check_int
 from vitral.preprocess import Preprocess
@@ -28,8 +29,8 @@ SMALL_IMAGE = 96 * 96
 CACHE_BYTES = 2**30
 CHUNK_BYTES = 2**24
 _ORDER_SAMPLE = 2**40 - 1  # the "sample" whose randomness is the order of an epoch
-Job = tuple[int, int]
-"""Epoch and item."""
+Job = tuple[int, int] | tuple[int, int, bytes]
+"""Epoch, item, and its content if that has been read already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,14 +87,15 @@ class ImageDataset(TorchDataset[tuple[int, Tensor | str]]):
         largest = max(sizes, default=SMALL_IMAGE + 1)
         self.is_cached = largest <= SMALL_IMAGE and largest * preprocess.channels * len(items) <= CACHE_BYTES
         self.cache = PixelCache()
+        self.layout = find_layout(items)
 
     def __len__(self) -> int:
         return len(self.items)
 
     def __getitem__(self, job: Job) -> tuple[int, Tensor | str]:
-        epoch, index = job
+        epoch, index, *contents = job
         try:
-            content = self.read(index)
+            content = self.read(index, contents[0] if contents else b"")
             if self.augment is None:
                 return index, preprocess_image(content, self.preprocess, patch=self.patch).contiguous()
             random = random_generator(self.seed, epoch, index)
@@ -101,14 +103,14 @@ class ImageDataset(TorchDataset[tuple[int, Tensor | str]]):
         except BadImageError as error:
             return index, str(error)
 
-    def read(self, index: int) -> bytes | Pixels:
-        """Return the content of an item. Small images are decoded once and cached.
+    def read(self, index: int, content: bytes | Pixels = b"") -> bytes | Pixels:
+        """Return the content of an item, which may be at hand. Small images are decoded once and cached.
 
         They are decoded even if the cache is full: its size depends on the number of workers, but the result must not.
         """
         if (cached := self.cache.images.get(index)) is not None:
             return cached
-        content = self.items[index].source.read()
+        content = content or self.items[index].source.read()
         if not self.is_cached:
             return content
         pixels = decode(content, self.preprocess.channels, background=self.preprocess.background)
@@ -148,6 +150,35 @@ class PixelCache:
         return cached
 
 
+@dataclass
+class _Jobs:
+    """The batches of an epoch. The images of remote shards are read in this process, in the order of the batches."""
+
+    items: Sequence[Item]
+    epoch: int = 0
+    batches: list[np.ndarray] = field(default_factory=list)
+    is_remote: bool = False
+
+    def __iter__(self) -> Iterator[list[Job]]:
+        batches = ([int(index) for index in batch] for batch in self.batches)
+        if not self.is_remote:
+            for batch in batches:
+                yield [(self.epoch, index) for index in batch]
+            return
+        for batch, contents in read_ahead(batches, self.items):
+            yield [(self.epoch, index, content) for index, content in zip(batch, contents, strict=True)]
+
+
+@dataclass
+class _Sampler:
+    """The jobs of the current epoch, as a DataLoader takes them."""
+
+    jobs: _Jobs = field(default_factory=lambda: _Jobs(()))
+
+    def __iter__(self) -> Iterator[list[Job]]:
+        return iter(self.jobs)
+
+
 class _WorkerPool(DataLoader[Any]):
     """A DataLoader that does not warn about more workers than cores: their number is the caller's choice."""
 
@@ -178,7 +209,7 @@ class BatchLoader:
     rank: int = 0
     world: int = 1
     """Number of processes. Each loads its part of a shuffled batch, or every so many of the batches in order."""
-    _jobs: list[list[Job]] = field(default_factory=list, init=False, repr=False)
+    _sampler: _Sampler = field(default_factory=_Sampler, init=False, repr=False)
     """The batches of the current epoch, for worker processes that outlive it."""
     _pool: _WorkerPool | None = field(default=None, init=False, repr=False)
 
@@ -194,6 +225,9 @@ class BatchLoader:
 
     def order(self, epoch: int) -> np.ndarray:
         """Return the items of an epoch in order."""
+        layout, seed = self.images.layout, self.images.seed
+        if layout is not None and self.shuffle:
+            return stream_order(layout, batch_size=self.batch_size, seed=seed, epoch=epoch, sample=_ORDER_SAMPLE)
         return epoch_order(len(self.images), self.images.seed, epoch, shuffle=self.shuffle)
 
     def epoch(self, epoch: int = 0, start: int = 0, stop: int | None = None) -> Iterator[Batch]:
@@ -202,15 +236,16 @@ class BatchLoader:
         numbers = range(self.batches_per_epoch)[start:stop]
         batches = [order[number * size : (number + 1) * size] for number in numbers]
         batches = share_batches(batches, self.rank, self.world, split=self.shuffle)
-        jobs: list[list[Job]] = [[(epoch, int(index)) for index in batch] for batch in batches]
+        images = self.images
+        jobs = _Jobs(images.items, epoch=epoch, batches=batches, is_remote=images.layout is not None)
         if not self.workers:
-            yield from (self.collate([self.images[job] for job in batch]) for batch in jobs)
+            yield from (self.collate([images[job] for job in batch]) for batch in jobs)
             return
-        self._jobs[:] = jobs
+        self._sampler.jobs = jobs
         if self._pool is None:
             self._pool = _WorkerPool(
                 self.images,
-                batch_sampler=self._jobs,  # type: ignore[arg-type]
+                batch_sampler=self._sampler,  # type: ignore[arg-type]
                 num_workers=self.workers,
                 collate_fn=self.collate,
                 multiprocessing_context="spawn",
@@ -220,7 +255,7 @@ class BatchLoader:
         yield from self._pool
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_pool": None, "_jobs": []}
+        return self.__dict__ | {"_pool": None, "_sampler": _Sampler()}
 
     def collate(self, loaded: list[tuple[int, Tensor | str]]) -> Batch:
         """Combine loaded images into a batch, and list those that could not be read."""

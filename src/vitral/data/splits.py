@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from vitral.data.dataset import DatasetIndex, FileSource, Item, TarSource, check_classes, content_digest
 from vitral.data.headers import BadImageError
+from vitral.data.remote import RemoteSource
 from vitral.errors import DataError
 
 TEST_FRACTION = 0.2
@@ -229,7 +230,7 @@ def _size(item: Item) -> int | None:
     if isinstance(item.source, FileSource):
         with suppress(OSError, ValueError):  # ValueError: a zero byte in the name
             return os.stat(item.source.path).st_size
-    return item.source.size if isinstance(item.source, TarSource) else None
+    return item.source.size if isinstance(item.source, TarSource | RemoteSource) else None
 
 
 def _read_tail(item: Item) -> bytes:
@@ -244,6 +245,8 @@ def _read_tail(item: Item) -> bytes:
 
 
 def _digest(item: Item) -> bytes | None:
+    if isinstance(item.source, RemoteSource):
+        return item.source.digest or None
     with suppress(BadImageError):  # reported when the image is loaded
         return content_digest(item.source.read())
     return None

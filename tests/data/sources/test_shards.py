@@ -13,7 +13,7 @@ from tests.data.images import encoded, keys, photo, shard_members, write_shard
 from vitral.data.dataset import check_classes, split_from_name
 from vitral.data.headers import BadImageError
 from vitral.data.sources import open_dataset
-from vitral.data.sources.shards import expand_braces
+from vitral.data.sources.shards import expand_paths
 
 IMAGES = [encoded(photo(seed=number), "PNG") for number in range(4)]
 
@@ -163,7 +163,7 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pattern", ["x{0..99999999}.tar", "{0..999}{0..999}.tar", "x{5..1}.tar"])
 def test_patterns_of_too_many_shards_or_none(pattern: str) -> None:
     with pytest.raises(vitral.DataError, match="expected 1 to 100,000"):
-        expand_braces(pattern)
+        expand_paths(pattern)
 
 
 def test_an_existing_path_is_not_a_pattern(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 photos/                        one folder per class, or train/ val/ test/ with such folders
 labels.csv, labels.parquet     a column of images and a column of labels
 shards/, shards/train-{000..009}.tar, one.tar
+s3://bucket/shards/, https://host/train-{000..009}.tar     the same on an object store or a web server
 hf:owner/name                  a Hugging Face dataset that is stored as Parquet
 builtin:digits
 """
@@ -12,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitral.data.dataset import NO_LABEL, DatasetIndex, DigitsSource, Item, load_digits
+from vitral.data.remote import is_url
 from vitral.data.sources.folder import open_folder, open_unlabeled_folder
-from vitral.data.sources.shards import expand_braces, open_shards
+from vitral.data.sources.shards import expand_paths, open_shards
 from vitral.data.sources.table import open_table
 from vitral.errors import DataError
 
@@ -34,11 +36,15 @@ def _open(name: str, labeled: bool) -> DatasetIndex:
         from vitral.data.sources.hub import open_hub
 
         return open_hub(name.removeprefix("hf:"), labeled=labeled)
+    if is_url(name):
+        from vitral.data.sources.remote_shards import open_remote_shards
+
+        return open_remote_shards(name, labeled=labeled)
     path = Path(os.path.expanduser(name))
     if path.suffix.lower() == ".tar" and path.is_file():
         return open_shards([path], labeled=labeled)
     if not path.exists() and ("{" in name or name.endswith(".tar")):
-        return open_shards(expand_braces(name), labeled=labeled)
+        return open_shards(expand_paths(name), labeled=labeled)
     if path.suffix.lower() in (".csv", ".tsv", ".parquet"):
         return open_table(path, labeled=labeled)
     if not path.is_dir():
