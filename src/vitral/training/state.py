@@ -23,7 +23,7 @@ from torch import Tensor
 
 from vitral.data.scan import max_bad_images
 from vitral.errors import MAX_NUMBER, ConfigError, DataError, VitralError
-from vitral.files import flush_to_disk, sha256_of
+from vitral.files import flush_and_hash, flush_to_disk, sha256_of
 from vitral.training.schedule import Pace
 from vitral.training.selection import BestEpoch
 
@@ -153,9 +153,9 @@ def save_state(folder: Path, state: TrainState, tensors: Mapping[str, Tensor]) -
         save_file({n: tensor.detach().cpu().contiguous() for n, tensor in tensors.items()}, temporary / _TENSORS)
         (temporary / _STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
         paths = [temporary / name for name in (_TENSORS, _STATE)]
-        manifest = {path.name: {"sha256": sha256_of(path), "bytes": path.stat().st_size} for path in paths}
+        manifest = {path.name: {"sha256": flush_and_hash(path), "bytes": path.stat().st_size} for path in paths}
         (temporary / _MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-        for path in (*paths, temporary / _MANIFEST, temporary):
+        for path in (temporary / _MANIFEST, temporary):
             flush_to_disk(path)
         shutil.rmtree(final, ignore_errors=True)  # the same step saved twice is the same state
         os.rename(temporary, final)
