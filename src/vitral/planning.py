@@ -136,21 +136,21 @@ def plan(
     _check_numbers(counts, {"epochs": epochs, "images_per_second": images_per_second, "price": price})
     _check_choices(precision=precision, parallel=parallel, optimizer=optimizer, attention=attention)
     device = _check_device(device, images_per_second, price)
-    axial = "axial" if attention == "axial" else None
-    name, config = _find_config(model, image_size=image_size, num_classes=num_classes, attention=axial)
-    cost = count_cost(config)
-    flops = FORWARD_PASSES * cost.forward_flops * images * epochs
+    kind = "axial" if attention == "axial" else None
+    name, config = _find_config(model, {"image_size": image_size, "num_classes": num_classes, "attention": kind})
+    cost, seen = count_cost(config), images * epochs
+    flops = FORWARD_PASSES * cost.forward_flops * seen
     if device == "here" and images_per_second is None:
         images_per_second = time_this_machine(config, batch_size=min(batch_size, 8))
     kinds = [device] if device else list(DEVICES)
-    run = (devices, images * epochs, images_per_second, price, memory)
-    estimates = [estimate(cost, kind, *run) for kind in kinds]
+    estimates = [estimate(cost, kind, devices, seen, images_per_second, price, memory) for kind in kinds]
     sheet = DEVICES.get(device or "", DEVICES[DEFAULT_DEVICE])
-    request = Request(config=config, device=sheet, name=device or DEFAULT_DEVICE, devices=devices, batch=batch_size,
-                      capacity=memory or sheet.gibibytes * 2**30, precision=precision, parallel=parallel,
-                      optimizer=optimizer, recorded=attention == "recorded", images_per_second=images_per_second)  # fmt: skip
+    label, capacity = device or DEFAULT_DEVICE, memory or sheet.gibibytes * 2**30
+    request = Request(config=config, device=sheet, name=label, devices=devices, batch=batch_size, capacity=capacity,
+                      precision=precision, parallel=parallel, optimizer=optimizer, recorded=attention == "recorded",
+                      images_per_second=images_per_second)  # fmt: skip
     strategy = choose_strategy(request)
-    predicted = strategy.seconds(images * epochs)
+    predicted = strategy.seconds(seen)
     has_paper_size = config.image_hw == (224, 224) and attention != "axial"
     return Plan(
         model=name,
@@ -188,7 +188,7 @@ def _check_numbers(counts: Mapping[str, int | None], numbers: Mapping[str, float
             check_number(field, number, minimum=MIN_NUMBER, maximum=MAX_NUMBER)
 
 
-def _find_config(model: str, **changes: Any) -> tuple[str, ViTConfig | BiTConfig]:
+def _find_config(model: str, changes: Mapping[str, Any]) -> tuple[str, ViTConfig | BiTConfig]:
     """Return the name and the config of a model, which may be one of LARGE, with those changes that are not None."""
     changes = {field: value for field, value in changes.items() if value is not None}
     plain = re.sub("[^a-z0-9]", "", str(model).lower())
