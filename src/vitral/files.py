@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -123,6 +124,15 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file as hexadecimal digits."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def flush_and_hash(path: Path) -> str:
+    """fsync a file while its SHA-256 is computed, which takes as long as the slower of the two; return the SHA-256."""
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        flushing = thread.submit(flush_to_disk, path)
+        digest = sha256_of(path)
+        flushing.result()
+    return digest
 
 
 def try_lock(handle: int) -> bool:

@@ -5,43 +5,45 @@ per multiply-add, and three forward passes per training step. torch is only need
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal, get_args
 
 from vitral.errors import ConfigError, check_int, check_number, did_you_mean
+from vitral.model.activations import Precision
 from vitral.model.bit_config import BiTConfig
 from vitral.model.config import ViTConfig
 from vitral.model.cost import Cost, count_cost
 from vitral.model.sizes import canonical_name, named_config
+from vitral.scaling.hardware import DEVICES, Assumptions
+from vitral.scaling.memory import OptimizerName
+from vitral.scaling.simulation import FORWARD_PASSES
+from vitral.scaling.strategy import ParallelChoice, Request, Strategy, choose_strategy
 
 HOUR, DAY = 3600, 86_400
-FORWARD_PASSES = 3
-"""Forward passes that one training step costs: the backward pass counts as two."""
 JFT, I21K = 303_000_000, 14_000_000
+Attention = Literal["fused", "recorded", "axial"]
+"""recorded: attention weights are kept; axial: rows, then columns, in twice as many blocks."""
 MIN_NUMBER, MAX_NUMBER = 1e-9, 1e15
 """Bounds of every argument, so that time and cost stay finite."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Device:
-    """One accelerator, as in its data sheet."""
-
-    flops: float
-    """Dense 16-bit operations per second, accumulated in 32 bits."""
-    gibibytes: int
-
-
-DEVICES = {
-    "tpuv3-core": Device(flops=61.5e12, gibibytes=16),
-    "v100": Device(flops=125e12, gibibytes=32),
-    "a100": Device(flops=312e12, gibibytes=80),
-    "h100": Device(flops=989e12, gibibytes=80),
-    "rtx3090": Device(flops=71e12, gibibytes=24),
-    "rtx4090": Device(flops=165e12, gibibytes=24),
-}
-UTILIZATION = 0.4
+UTILIZATION = Assumptions().utilization
 """Fraction of the data sheet's speed that training reaches: 0.43 for the paper's L/16 on TPUv3, 0.32 for its H/14."""
+CHOICES = {
+    "precision": get_args(Precision),
+    "parallel": get_args(ParallelChoice),
+    "optimizer": get_args(OptimizerName),
+    "attention": get_args(Attention),
+}
+DEFAULT_DEVICE = "a100"
+"""The device that a strategy is chosen for if none is named."""
+LARGE: dict[str, dict[str, Any]] = {
+    "vit-e14": dict(width=1792, depth=56, heads=16, mlp_width=15_360, patch_size=14),  # Chen et al. 2022 (PaLI)
+    "vit-22b14": dict(width=6144, depth=48, heads=48, mlp_width=24_576, patch_size=14),  # Dehghani et al. 2023
+}
+"""Sizes that can be planned, but have no name elsewhere: their blocks differ from those of the paper in details."""
 
 # (model, epochs on JFT): exaFLOPs in table 6.
 TABLE_6: dict[tuple[str, float], int] = {
@@ -96,6 +98,11 @@ class Plan:
     """The number in table 6, if it lists this run."""
     paper_core_days: float | None
     """The number in table 2, if it lists this run."""
+    strategy: Strategy
+    """How to train on these devices: memory, traffic and predicted speed of each way, the chosen one and the reason."""
+    predicted_seconds: float | None
+    """Time of the run in the chosen way, with communication, stragglers and failures; None if nothing fits."""
+    predicted_cost: float | None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -113,28 +120,38 @@ def plan(
     devices: int = 1,
     images_per_second: float | None = None,
     price: float | None = None,
+    memory: int | None = None,
+    precision: Precision = "bfloat16",
+    parallel: ParallelChoice = "auto",
+    optimizer: OptimizerName = "adamw",
+    attention: Attention = "fused",
 ) -> Plan:
-    """Estimate the cost of training ``model`` on a number of images.
+    """Estimate the cost of training ``model`` on a number of images, and choose how to train on these devices.
 
     ``device`` is a name in DEVICES, "here" to time this machine, or None for all of DEVICES. ``images_per_second``
-    replaces the speed in the data sheet of one device; ``price`` is that of one device per hour.
+    replaces the speed in the data sheet of one device; ``price`` is that of one device per hour. ``memory`` replaces
+    the bytes of one device. ``batch_size`` is that of one device. ``precision`` to ``attention`` set the strategy.
     """
-    name = canonical_name(model)
-    for field, count in (("images", images), ("batch_size", batch_size), ("devices", devices)):
-        check_int(field, count, minimum=1, maximum=int(MAX_NUMBER))
-    for field, number in (("epochs", epochs), ("images_per_second", images_per_second), ("price", price)):
-        if number is not None:
-            check_number(field, number, minimum=MIN_NUMBER, maximum=MAX_NUMBER)
+    counts = {"images": images, "batch_size": batch_size, "devices": devices, "memory": memory}
+    _check_numbers(counts, {"epochs": epochs, "images_per_second": images_per_second, "price": price})
+    _check_choices(precision=precision, parallel=parallel, optimizer=optimizer, attention=attention)
     device = _check_device(device, images_per_second, price)
-    fields = {"image_size": image_size, "num_classes": num_classes}
-    config = named_config(name, **{key: value for key, value in fields.items() if value is not None})
-    cost = count_cost(config)
-    flops = FORWARD_PASSES * cost.forward_flops * images * epochs
+    kind = "axial" if attention == "axial" else None
+    name, config = _find_config(model, {"image_size": image_size, "num_classes": num_classes, "attention": kind})
+    cost, seen = count_cost(config), images * epochs
+    flops = FORWARD_PASSES * cost.forward_flops * seen
     if device == "here" and images_per_second is None:
         images_per_second = time_this_machine(config, batch_size=min(batch_size, 8))
     kinds = [device] if device else list(DEVICES)
-    estimates = [estimate(cost, kind, devices, images * epochs, images_per_second, price) for kind in kinds]
-    has_paper_size = config.image_hw == (224, 224)
+    estimates = [estimate(cost, kind, devices, seen, images_per_second, price, memory) for kind in kinds]
+    sheet = DEVICES.get(device or "", DEVICES[DEFAULT_DEVICE])
+    label, capacity = device or DEFAULT_DEVICE, memory or sheet.gibibytes * 2**30
+    request = Request(config=config, device=sheet, name=label, devices=devices, batch=batch_size, capacity=capacity,
+                      precision=precision, parallel=parallel, optimizer=optimizer, recorded=attention == "recorded",
+                      images_per_second=images_per_second)  # fmt: skip
+    strategy = choose_strategy(request)
+    predicted = strategy.seconds(seen)
+    has_paper_size = config.image_hw == (224, 224) and attention != "axial"
     return Plan(
         model=name,
         image_size=config.image_hw,
@@ -150,7 +167,36 @@ def plan(
         estimates=tuple(estimates),
         paper_exaflops=TABLE_6.get((name, epochs)) if has_paper_size and images == JFT else None,
         paper_core_days=TABLE_2.get((name, images, epochs)) if has_paper_size else None,
+        strategy=strategy,
+        predicted_seconds=predicted,
+        predicted_cost=None if predicted is None or price is None else price * devices * predicted / HOUR,
     )
+
+
+def _check_choices(**values: str) -> None:
+    for field, value in values.items():
+        if value not in CHOICES[field]:
+            raise ConfigError(f"{field} must be one of {', '.join(CHOICES[field])} (got {value!r}).")
+
+
+def _check_numbers(counts: Mapping[str, int | None], numbers: Mapping[str, float | None]) -> None:
+    for field, count in counts.items():
+        if count is not None:
+            check_int(field, count, minimum=1, maximum=int(MAX_NUMBER))
+    for field, number in numbers.items():
+        if number is not None:
+            check_number(field, number, minimum=MIN_NUMBER, maximum=MAX_NUMBER)
+
+
+def _find_config(model: str, changes: Mapping[str, Any]) -> tuple[str, ViTConfig | BiTConfig]:
+    """Return the name and the config of a model, which may be one of LARGE, with those changes that are not None."""
+    changes = {field: value for field, value in changes.items() if value is not None}
+    plain = re.sub("[^a-z0-9]", "", str(model).lower())
+    for name, fields in LARGE.items():
+        if plain in (name.replace("-", ""), name.replace("-", "").removesuffix("14")):
+            return name, ViTConfig(**fields | changes)
+    name = canonical_name(model)
+    return name, named_config(name, **changes)
 
 
 def _check_device(device: str | None, images_per_second: float | None, price: float | None) -> str | None:
@@ -165,14 +211,21 @@ def _check_device(device: str | None, images_per_second: float | None, price: fl
 
 
 def estimate(
-    cost: Cost, kind: str, count: int, images: float, images_per_second: float | None, price: float | None
+    cost: Cost,
+    kind: str,
+    count: int,
+    images: float,
+    images_per_second: float | None,
+    price: float | None,
+    memory: int | None = None,
 ) -> Estimate:
     """Estimate a run over ``images`` images on ``count`` devices of one kind."""
     sheet = DEVICES.get(kind)
     if images_per_second is None:
         assert sheet is not None
         images_per_second = sheet.flops * UTILIZATION / (FORWARD_PASSES * cost.forward_flops)
-    free = None if sheet is None else sheet.gibibytes * 2**30 - cost.training_bytes(0)
+    capacity = memory if memory is not None or sheet is None else sheet.gibibytes * 2**30
+    free = None if capacity is None else capacity - cost.training_bytes(0)
     seconds = images / (images_per_second * count)
     return Estimate(
         device=kind,
@@ -208,6 +261,16 @@ def time_this_machine(config: ViTConfig | BiTConfig, *, batch_size: int) -> floa
         seconds.append(perf_counter() - start)
         network.zero_grad()
     return batch_size / min(seconds[1:])
+
+
+def parse_bytes(text: str, name: str) -> int:
+    """Return the bytes that a text such as "80GB", "40 GiB" or "512MB" stands for. GB are 10^9 bytes, GiB 2^30."""
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*([kmgt])(i?)b", text.strip(), re.IGNORECASE)
+    power = "kmgt".index(match[2].lower()) + 1 if match else 0
+    number = float(match[1]) * (1024 if match[3] else 1000) ** power if match else 0.0
+    if not 1 <= number <= MAX_NUMBER:
+        raise ConfigError(f"{name} must be a number of bytes (got {text!r}).", hint="Use 80GB or 40GiB, for example.")
+    return round(number)
 
 
 def parse_count(text: str, name: str) -> int:

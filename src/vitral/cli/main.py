@@ -28,7 +28,7 @@ COMMANDS = {
     "Train": {
         "train": "DATA [OPTIONS]",
         "data": "DATA [OPTIONS]",
-        "plan": "--model MODEL --images N [OPTIONS]",
+        "plan": "--model MODEL [OPTIONS]",
         "study": "FILE.toml DATA [OPTIONS]",
         "runs": "[DIR] [OPTIONS]",
     },

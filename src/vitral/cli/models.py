@@ -6,12 +6,13 @@ from typing import Annotated, Any
 import vitral
 from vitral.cli.parameters import Format, ImageSize, Integer, OptionalInt, OptionalNumber, Switch, Text, option
 from vitral.console.output import show_as
-from vitral.console.tables import TRAINING_BATCH, show_models, show_plan, show_pretrained
+from vitral.console.plan import show_plan
+from vitral.console.tables import TRAINING_BATCH, show_models, show_pretrained
 from vitral.errors import ConfigError, DataError, did_you_mean
 from vitral.model.config import ViTConfig
 from vitral.model.cost import count_cost
 from vitral.model.sizes import NAMES, canonical_name, named_config
-from vitral.planning import DEVICES, parse_count
+from vitral.planning import DEVICES, parse_bytes, parse_count
 from vitral.weights.pretrained import PRETRAINED
 from vitral.weights.shipped import SHIPPED
 
@@ -127,7 +128,7 @@ def model_row(name: str, image_size: tuple[int, int] | None) -> dict[str, Any] |
 def plan(
     *,
     model: Annotated[str, option("Architecture, such as vit-l16, r50-vit-b16 or bit-r50x1.", "MODEL")],
-    images: Annotated[str, option("Number of training images: 50000, 1.28M or 303M.", "N")],
+    images: Annotated[str, option("Number of training images: 50000, 1.28M or 303M.", "N")] = "1.28M",
     epochs: Annotated[float, option("Number of passes over the training images.", "N")] = 1,
     image_size: Annotated[
         ImageSize, option("Input size, such as 384 or 320x480 (height x width).", show_default="that of the model")
@@ -141,20 +142,32 @@ def plan(
     devices: Annotated[Integer, option("Number of devices.")] = 1,
     images_per_second: Annotated[OptionalNumber, option("Training speed of one device, if you know it.")] = None,
     price: Annotated[OptionalNumber, option("Price of one device per hour.")] = None,
+    memory: Annotated[
+        Text, option("Memory of one device, such as 80GB or 24GiB.", "SIZE", show_default="that of the data sheet")
+    ] = None,
+    precision: Annotated[str, option("float32 or bfloat16 (mixed), for the strategy.", "PRECISION")] = "bfloat16",
+    parallel: Annotated[str, option("auto, ddp or fsdp.", "KIND")] = "auto",
+    optimizer: Annotated[str, option("adamw, muon or sgd.", "NAME")] = "adamw",
+    attention: Annotated[str, option("fused, recorded (keeps attention weights) or axial.", "KIND")] = "fused",
     format: Annotated[Format, option("human, json or quiet (exaFLOPs only).")] = "human",
 ) -> None:
-    """Estimate operations, memory, time and price of a training run.
+    """Estimate operations, memory, time and price of a training run, and choose how to train on several devices.
 
     Operations are counted as in the paper: a training step is three forward passes, a multiply-add is two operations.
+    Memory is that of each way to train (DDP, FSDP, gradient checkpointing). The speed of many devices is a prediction
+    from data sheets. Sizes up to vit-22b can be planned.
 
     Examples
     --------
     vitral plan --model vit-b16 --images 1.28M --epochs 300
     vitral plan --model vit-l16 --images 303M --epochs 7 --device a100 --price 2
     vitral plan --model vit-s16 --images 50k --epochs 20 --device here
+    vitral plan --model vit-g14 --devices 64 --memory 80GB --batch-size 64
     """
     options: dict[str, Any] = dict(epochs=epochs, image_size=image_size, num_classes=num_classes, batch_size=batch_size)
     options |= dict(device=device, devices=devices, images_per_second=images_per_second, price=price)
+    options |= dict(memory=None if memory is None else parse_bytes(memory, "--memory"), precision=precision)
+    options |= dict(parallel=parallel, optimizer=optimizer, attention=attention)
     result = vitral.plan(model, images=parse_count(images, "--images"), **options)
     exaflops = f"{result.training_exaflops:.6g}"
     show_as(format, json=result.as_dict(), quiet=[exaflops], human=lambda: show_plan(result))

@@ -1,4 +1,4 @@
-"""Print the results of `models`, `plan`, `runs`, `evaluate --suite`, `doctor` and `train --help-all` as tables."""
+"""Print the results of `models`, `runs`, `evaluate --suite`, `doctor` and `train --help-all` as tables."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import mean
@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from vitral.console.output import MIN_WIDTH, human_console, print_line, print_table
 from vitral.files import printable
-from vitral.report.text import format_bytes, format_count, format_duration, format_percent, format_units
+from vitral.report.text import format_bytes, format_count, format_percent, format_units
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vitral.planning import Estimate, Plan
     from vitral.runs import RunSummary
 
 TRAINING_BATCH = 32
@@ -72,49 +71,6 @@ def show_pretrained(rows: Sequence[Mapping[str, Any]], omitted: int = 0) -> None
 def _omitted(count: int) -> list[str]:
     """Return a note about models that do not fit the requested image size, if there are any."""
     return [f"{format_count(count, 'model')} omitted: the patch size does not divide this image size."] * bool(count)
-
-
-def show_plan(plan: "Plan") -> None:
-    """Print the cost of a training run: operations and memory, then time and price per device."""
-    images = f"{format_units(plan.images)} images, {plan.epochs:g} epoch{'' if plan.epochs == 1 else 's'}"
-    print_line(f"{plan.model} at {_size(plan.image_size)}, {images}", "bold")
-    table_6 = "" if plan.paper_exaflops is None else f"   (table 6 of the paper: {plan.paper_exaflops:,g})"
-    table_2 = "" if plan.paper_core_days is None else f"   (table 2 of the paper: {plan.paper_core_days:,g})"
-    exaflops, days = plan.training_exaflops, plan.tpuv3_core_days
-    training = f"{_rounded(exaflops)} exaFLOPs" if exaflops >= 0.01 else f"{format_units(exaflops * 1e18)}FLOPs"
-    core_days = f"{_rounded(days)} core-days" if days >= 0.01 else f"{format_duration(days * 24 * 3600)} of one core"
-    facts = {
-        "parameters": format_units(plan.parameters),
-        "forward": f"{format_units(plan.forward_flops)}FLOPs per image",
-        "training": f"{training}{table_6}",
-        "memory": f"{format_bytes(plan.memory_bytes)} for a batch of {plan.batch_size}, in float32 with Adam",
-        "TPUv3": f"{core_days}{table_2}",
-    }
-    for name, text in facts.items():
-        print_line(f"{name:<12}{text}")
-    print_line("")
-    costs = ("cost",) if any(estimate.cost is not None for estimate in plan.estimates) else ()
-    titles = ("device", "count", "images/s", "time", "largest batch each", *costs)
-    print_table(titles, map(_estimate_cells, plan.estimates))
-    print_line("\nA training step counts as three forward passes.", "dim")
-    if any(estimate.largest_batch is not None for estimate in plan.estimates):
-        assumed = (
-            f"Times assume {100 * plan.utilization:.0f}% of the 16-bit peak of the data sheet, unless you pass images "
-            "per second. The paper's own runs reached 32% to 43%. The largest batch is for float32 with Adam."
-        )
-        human_console().print(assumed, style="dim", highlight=False)
-
-
-def _estimate_cells(estimate: "Estimate") -> list[str]:
-    batch, speed = estimate.largest_batch, estimate.images_per_second
-    return [
-        estimate.device,
-        f"{estimate.devices:,}",
-        f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}",
-        format_duration(estimate.seconds),
-        "" if batch is None else f"{batch:,}" if batch else "none fits",
-        *([] if estimate.cost is None else [f"{estimate.cost:,.2f}"]),
-    ]
 
 
 def show_suite(result: Mapping[str, Any]) -> None:

@@ -147,7 +147,7 @@ def _attention_flops(config: ViTConfig, grid: tuple[int, int]) -> int:
     pairs = sum(count**2 for count in _tokens_by_block(config, tokens)[:-1])
     if config.attention == "axial":  # half of the blocks attend along rows, half along columns
         pairs = config.depth * (2 * extras * tokens + rows * columns * (2 * extras + rows + columns))
-    relative = 2 * tokens * _relative_rows(config, grid) if config.position == "relative" else 0
+    relative = 2 * tokens * relative_rows(config, grid) if config.position == "relative" else 0
     return config.width * (4 * pairs + config.blocks * relative)
 
 
@@ -162,7 +162,7 @@ def _merging_flops(config: ViTConfig, tokens: int) -> int:
     return flops
 
 
-def _relative_rows(config: ViTConfig, grid: tuple[int, int]) -> int:
+def relative_rows(config: ViTConfig, grid: tuple[int, int]) -> int:
     """Return the rows of a relative table: one-dimensional offsets on the trained grid, two-dimensional elsewhere."""
     rows, columns = grid
     offsets = 2 * rows * columns - 1 if grid == config.table_grid else (2 * rows - 1) * (2 * columns - 1)
@@ -180,7 +180,7 @@ def _count_parameters(config: ViTConfig, stem: list[_Layer], matrices: list[_Lay
     if config.layer_scale is not None:
         per_block += 2
     if config.position == "relative":
-        per_block += _relative_rows(config, config.table_grid)
+        per_block += relative_rows(config, config.table_grid)
     pool = 3 if config.pool == "map" else 0  # probe and norm
     return count + width * (config.extra_tokens + config.blocks * per_block + 2 + pool)  # 2: the final norm
 

@@ -198,10 +198,15 @@ class Job:
         """Write everything that a resumed run needs: the first process does, or all do if each holds a part."""
         tensors = tensors or self.learner.tensors()
         if self.learner.is_sharded:
-            return save_state(from_first(self.run.state), state, tensors)
+            return save_state(self.state_folder, state, tensors)
         with only_first() as is_writer:
-            return save_state(self.run.state, state, tensors) if is_writer else self.run.state
+            return save_state(self.state_folder, state, tensors) if is_writer else self.state_folder
         raise AssertionError
+
+    @property
+    def state_folder(self) -> Path:
+        """Return the folder of the saved states: that of the first process if all write their parts to it."""
+        return from_first(self.run.state) if self.learner.is_sharded else self.run.state
 
     def save_model(self) -> None:
         """Write the model as it is now, and the extra parameters of its task beside it."""

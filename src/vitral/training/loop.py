@@ -7,11 +7,12 @@ a run that was killed at any moment resumes to the same weights, bit for bit.
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
-from vitral.collectives import from_first, gather
+from vitral.collectives import gather
 from vitral.data.batches import Batch
 from vitral.data.dataset import Item
 from vitral.evaluation.metrics import Scores
@@ -41,10 +42,11 @@ from vitral.training.events import (
 from vitral.training.pacing import Planner
 from vitral.training.parallel import share_batch
 from vitral.training.records import list_candidates, write_report
+from vitral.training.saving import StateSaver
 from vitral.training.schedule import Pace
 from vitral.training.selection import BestEpoch
 from vitral.training.signals import Signals, catch_signals
-from vitral.training.state import TrainState
+from vitral.training.state import TrainState, save_state
 from vitral.training.step import TrainingError, swapped_weights
 from vitral.training.tasks.classification import Classification
 from vitral.training.waiting import until_signal
@@ -55,8 +57,6 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 CURVE_POINTS = 200
 """Rows of losses.csv."""
-SAVE_COST = 20
-"""A state is saved at most every so many times its own duration."""
 
 
 def train_loop(job: "Job", state: TrainState) -> Iterator[Event]:
@@ -99,32 +99,23 @@ def _save(job: "Job", state: TrainState, tensors: dict[str, Tensor] | None = Non
     return Saved(path=job.save_state(state, tensors), step=state.step)
 
 
-class SaveClock:
-    """Decides when a state is due: after `seconds`, but never so often that saving takes over."""
-
-    def __init__(self, seconds: float):
-        self.seconds, self.duration, self.last = seconds, 0.0, time.perf_counter()
-
-    def is_due(self, *, at_epoch_end: bool = False) -> bool:
-        wait = self.seconds if at_epoch_end else max(self.seconds, SAVE_COST * self.duration)
-        return from_first(time.perf_counter() - self.last > wait)
-
-    def save(self, job: "Job", state: TrainState) -> Saved:
-        start = time.perf_counter()
-        saved = _save(job, state)
-        self.last = time.perf_counter()
-        self.duration = self.last - start
-        return saved
-
-
 def _train(job: "Job", state: TrainState, signals: Signals) -> Iterator[Event]:
     """Train to the last step of the stage, or until a signal; then the state is saved."""
+    saver = StateSaver(partial(save_state, job.state_folder), job.config.save_seconds)
+    try:
+        yield from _train_epochs(job, state, signals, saver)
+        yield from saver.wait()
+    finally:
+        saver.close()
+
+
+def _train_epochs(job: "Job", state: TrainState, signals: Signals, saver: StateSaver) -> Iterator[Event]:
     started, seconds_before, first_step = time.perf_counter(), state.seconds, state.step
-    clock, pace, loader = SaveClock(job.config.save_seconds), state.pace, job.loader(state.stage)
+    pace, loader = state.pace, job.loader(state.stage)
     planner = Planner(job, state)
     if state.is_unscored:
         yield from _score_epoch(job, state, signals, (state.step - 1) // loader.batches_per_epoch)
-        yield clock.save(job, state)
+        yield from saver.start(state, job.learner.tensors())
     while state.step < pace.end and not _should_stop(job, state) and not signals:
         epoch, number = divmod(state.step - pace.first, loader.batches_per_epoch)
         for part in until_signal(loader.epoch(epoch, start=number), signals):
@@ -133,18 +124,19 @@ def _train(job: "Job", state: TrainState, signals: Signals) -> Iterator[Event]:
             state.seconds = seconds_before + time.perf_counter() - started
             speed = (state.step - first_step) / (state.seconds - seconds_before)
             yield from _log_step(job, state, loss, factor, epoch, speed)
+            yield from saver.written()
             replanned = planner.replan(state)
             if replanned is not None:
                 yield replanned
             signals.agree()
             if state.step >= pace.end or (state.step - pace.first) % loader.batches_per_epoch == 0:
                 break  # the end of an epoch is saved after its scores
-            if signals or clock.is_due() or replanned is not None:
-                yield clock.save(job, state)
+            if signals or saver.is_due() or replanned is not None:
+                yield from saver.start(state, job.learner.tensors())
             if signals:
                 return
         else:  # a signal ended the wait for a batch
-            yield clock.save(job, state)
+            yield from saver.start(state, job.learner.tensors())
             return
         is_scored = state.stage == "train" and job.is_scored(epoch, state.step, pace.end)
         if is_scored:
@@ -152,8 +144,8 @@ def _train(job: "Job", state: TrainState, signals: Signals) -> Iterator[Event]:
         planner.pause()
         state.seconds = seconds_before + time.perf_counter() - started
         is_kept = job.config.keep == "best" and is_scored
-        if is_kept or signals or clock.is_due(at_epoch_end=True):
-            yield clock.save(job, state)
+        if is_kept or signals or saver.is_due(at_epoch_end=True):
+            yield from saver.start(state, job.learner.tensors())
 
 
 def _log_step(job: "Job", state: TrainState, loss: float, factor: float, epoch: int, speed: float) -> Iterator[Event]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from vitral.collectives import current_world, from_first, gather
 from vitral.data.scan import max_bad_images
 from vitral.errors import MAX_NUMBER, ConfigError, DataError, VitralError
-from vitral.files import flush_to_disk, sha256_of
+from vitral.files import flush_and_hash, flush_to_disk, sha256_of
 from vitral.training.schedule import Pace
 from vitral.training.selection import BestEpoch
 from vitral.training.state_files import SavedTensor, check_names, is_divided, open_tensors, write_tensors
@@ -161,14 +161,13 @@ def save_state(folder: Path, state: TrainState, tensors: Mapping[str, Tensor]) -
 
     def write() -> tuple[str, dict[str, Any]]:
         path = write_tensors(temporary, tensors)
-        flush_to_disk(path)
-        return path.name, _describe(path)
+        return path.name, _describe(path, flush_and_hash(path))
 
     def commit() -> None:
         (temporary / _STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
-        manifest = {**dict(written), _STATE: _describe(temporary / _STATE)}
+        manifest = {**dict(written), _STATE: _describe(temporary / _STATE, flush_and_hash(temporary / _STATE))}
         (temporary / _MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-        for path in (temporary / _STATE, temporary / _MANIFEST, temporary):
+        for path in (temporary / _MANIFEST, temporary):
             flush_to_disk(path)
         shutil.rmtree(final, ignore_errors=True)  # the same step saved twice is the same state
         os.rename(temporary, final)
@@ -212,8 +211,8 @@ def _do_nothing() -> None:
     pass
 
 
-def _describe(path: Path) -> dict[str, Any]:
-    return {"sha256": sha256_of(path), "bytes": path.stat().st_size}
+def _describe(path: Path, sha256: str) -> dict[str, Any]:
+    return {"sha256": sha256, "bytes": path.stat().st_size}
 
 
 def _folder_name(step: int) -> str:
@@ -272,7 +271,7 @@ def _verify_state(path: Path) -> tuple[TrainState, dict[str, SavedTensor]]:
     check_names(files)
     world = current_world()
     for name in (_STATE, *sorted(files)[world.rank :: world.size]):
-        if manifest[name] != _describe(path / name):
+        if manifest[name] != _describe(path / name, sha256_of(path / name)):
             raise ValueError(f"{name} does not match its SHA-256")
     state = TrainState.from_dict(json.loads((path / _STATE).read_text(encoding="utf-8")))
     if path.name != _folder_name(state.step):
