@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 import vitral
-from vitral.cli.parameters import Device, File, Format, ImageSize, Model, OptionalInt, Switch, Text, option
+from vitral.cli.parameters import Device, File, Format, ImageSize, OptionalInt, RunnableModel, Switch, Text, option
 from vitral.console.output import show_as
 from vitral.console.progress import with_progress
 from vitral.console.results import show_evaluation
@@ -56,6 +56,9 @@ class Inference:
 
     image_size: ImageSize = None
     device: Device = "auto"
+    engine: Annotated[
+        Text, option("torch, compiled, onnxruntime, openvino or auto.", "ENGINE", show_default="torch")
+    ] = None
     precision: Annotated[
         Text, option("float32, bfloat16 or float16.", "PRECISION", show_default="float32; auto with --suite")
     ] = None
@@ -64,7 +67,7 @@ class Inference:
 
 
 def evaluate(
-    model: Model,
+    model: RunnableModel,
     data: str | None = None,
     /,
     *,
@@ -93,6 +96,8 @@ def evaluate(
         evaluate_model(model, data, measures, inference, format)
         return
     check_unset(measures, hint="Drop it.", problem="cannot be combined with --suite")
+    if inference.engine is not None:
+        raise ConfigError("--engine cannot be combined with --suite.", hint="Drop it.")
     settings = {**asdict(inference), "steps": suite.steps, "accumulate": suite.accumulate}
     evaluate_suite(model, data, {name: value for name, value in settings.items() if value is not None}, format)
 

@@ -3,13 +3,13 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import vitral
 from vitral.cli.launch import check_single_process
 from vitral.cli.parameters import (
     BatchSize,
     Device,
+    Engine,
     Format,
     Image,
     ImageSize,
@@ -17,6 +17,7 @@ from vitral.cli.parameters import (
     Model,
     OptionalNumber,
     Precision,
+    RunnableModel,
     Switch,
     option,
 )
@@ -28,11 +29,12 @@ from vitral.files import as_text, printable
 
 if TYPE_CHECKING:
     from vitral.data.scan import Progress
+    from vitral.inference.predictor import Predictor
     from vitral.inference.writers import PredictionFile
 
 
 def predict(
-    model: Model,
+    model: RunnableModel,
     /,
     *images: Image,
     top: Annotated[Integer, option("Number of labels per image.")] = 5,
@@ -43,7 +45,8 @@ def predict(
     resume: Annotated[Switch, option("Continue an interrupted --out file.")] = False,
     image_size: ImageSize = None,
     device: Device = "auto",
-    precision: Precision = "float32",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
     batch_size: BatchSize = 32,
     format: Annotated[
         Literal["human", "json", "csv", "quiet"], option("human, json, csv or quiet.", "FORMAT", show_choices=False)
@@ -75,8 +78,8 @@ def predict(
     elif resume:
         raise ConfigError("--resume needs a file to continue.", hint="Pass --out FILE.")
     files = find_images(images, sys.stdin)
-    predictor = vitral.Predictor(
-        model, device=device, precision=precision, batch_size=batch_size, image_size=image_size
+    predictor = open_predictor(
+        model, device=device, engine=engine, precision=precision, batch_size=batch_size, image_size=image_size
     )
     if reject is not None:
         predictor.check_can_reject()
@@ -91,6 +94,13 @@ def predict(
         sys.exit(3)
 
 
+def open_predictor(model: str, **options: Any) -> "Predictor":
+    """Return the predictor, which reports the engine that it chooses on standard error."""
+    from vitral.inference.predictor import Predictor
+
+    return Predictor(model, on_choice=lambda reason: print(f"vitral: {reason}", file=sys.stderr), **options)
+
+
 def write_rows(events: "Iterator[Progress | PredictionFile]", out: Path, *, quiet: bool) -> int:
     """Write a file of predictions and return the number of unusable images."""
     try:
@@ -103,7 +113,7 @@ def write_rows(events: "Iterator[Progress | PredictionFile]", out: Path, *, quie
     return result.failed
 
 
-def print_rows(predictor: "vitral.Predictor", files: list[str], top: int, format: str, reject: float | None) -> int:
+def print_rows(predictor: "Predictor", files: list[str], top: int, format: str, reject: float | None) -> int:
     """Print a row per image and return the number of unusable images."""
     from vitral.inference.writers import CSV, JSON_LINES, predict_rows
 
@@ -129,7 +139,8 @@ def features(
     out: Annotated[Path, option("Write the features to FILE (.npz or .parquet).", "FILE")],
     image_size: ImageSize = None,
     device: Device = "auto",
-    precision: Precision = "float32",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
     batch_size: BatchSize = 32,
     format: Format = "human",
 ) -> None:
@@ -148,12 +159,13 @@ def features(
     check_single_process("features")
     check_feature_target(out)
     files = find_images(images, sys.stdin)
-    predictor = vitral.Predictor(
-        model, device=device, precision=precision, batch_size=batch_size, image_size=image_size
+    predictor = open_predictor(
+        model, device=device, engine=engine, precision=precision, batch_size=batch_size, image_size=image_size
     )
     result = with_progress(features_to_file(predictor, files, out), "Embedding", quiet=format != "human")
     failures = [{"file": as_text(file), "error": reason} for file, reason in result.failures]
     facts = {"file": str(result.path), "images": result.images, "width": result.width, "failed": len(failures)}
+    facts |= {"engine": result.engine}
     show_as(format, json=facts | {"failures": failures}, human=lambda: show_lines(describe_feature_file(result)))
     if result.failures:
         sys.exit(3)

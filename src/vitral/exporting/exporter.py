@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from vitral import __version__
-from vitral.data.transforms import scale_and_shift
 from vitral.errors import ConfigError, VitralError, WeightsError, did_you_mean, first_line
-from vitral.exporting import onnx
 from vitral.files import atomic_files
+from vitral.inference.engines import onnx_graph as onnx
+from vitral.inference.engines.graph import PixelModel, trace
+from vitral.inference.engines.onnxruntime import open_onnx
 from vitral.model.network import Network
-from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import Checkpoint
 from vitral.weights.dialects.native import config_as_dict
 from vitral.weights.save import as_checkpoint
@@ -65,7 +65,12 @@ class Target(NamedTuple):
     load: Callable[[Path], Run]
 
 
-TARGETS = {"onnx": Target(onnx.write, onnx.load), "pt2": Target(write_pt2, load_pt2)}
+def load_onnx(path: Path) -> Run:
+    session = open_onnx(path).session
+    return lambda images: session.run(None, {"images": images})[0]
+
+
+TARGETS = {"onnx": Target(onnx.write, load_onnx), "pt2": Target(write_pt2, load_pt2)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,23 +88,6 @@ class Exported:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-class PixelModel(nn.Module):
-    """The network with its normalization: uint8 (B, C, H, W) -> logits."""
-
-    scale: Tensor
-    shift: Tensor
-
-    def __init__(self, model: Network, preprocess: Preprocess):
-        super().__init__()
-        self.model = model
-        scale, shift = scale_and_shift(preprocess.mean, preprocess.std, torch.device("cpu"))
-        self.register_buffer("scale", scale.clone())
-        self.register_buffer("shift", shift.clone())
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.model(images.to(torch.float32) * self.scale + self.shift)
 
 
 def export(
@@ -194,12 +182,6 @@ def compute_outputs(network: nn.Module, batches: Sequence[Tensor]) -> np.ndarray
     if not np.isfinite(outputs).all():
         raise WeightsError("The model produced NaN or Inf; its weights are too large or damaged.")
     return outputs
-
-
-def trace(network: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    """Trace the network for images of one size and any batch size."""
-    with torch.no_grad():
-        return torch.export.export(network, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
 
 
 def compare(run: Run, batches: Sequence[Tensor], expected: np.ndarray) -> float:

@@ -15,6 +15,7 @@ from vitral.devices import World
 from vitral.errors import DataError
 
 if TYPE_CHECKING:
+    from vitral.inference.exported_model import ExportedModel
     from vitral.inference.loaded_model import LoadedModel
 
 Compute = Callable[[Tensor | list[Tensor]], Tensor]
@@ -53,7 +54,7 @@ class ModelOutputs:
 
 
 def make_loader(
-    model: "LoadedModel",
+    model: "LoadedModel | ExportedModel",
     items: Sequence[Item],
     *,
     multi_label: bool = False,
@@ -63,7 +64,7 @@ def make_loader(
 ) -> BatchLoader:
     """Return a loader that preprocesses the images as the model expects them, in order."""
     return BatchLoader(
-        images=ImageDataset(items, model.preprocess, patch=model.model.config.step_hw),
+        images=ImageDataset(items, model.preprocess, patch=model.step_hw),
         batch_size=batch_size,
         classes=len(model.labels),
         multi_label=multi_label,

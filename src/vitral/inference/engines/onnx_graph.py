@@ -1,8 +1,8 @@
-"""ONNX: written by torch's exporter, run by ONNX Runtime."""
+"""Write a traced network as ONNX, with what ONNX Runtime needs to compute it correctly."""
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,24 +43,28 @@ def _unfused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def write(program: torch.export.ExportedProgram, path: Path, output: str, metadata: str) -> None:
-    with _silence():
-        exported: Any = torch.onnx.export(
-            program, dynamo=True, input_names=["images"], output_names=[output], verbose=False
-        )
+    """Write an ONNX file; weights above `MAX_BYTES` go to a file beside it."""
+    exported = translate(program, [output])
     exported.model.metadata_props[KEY] = metadata
-    _name_batch_dimension(exported.model.graph)
-    _guard_padded_pools(exported.model.graph)
-    for node in exported.model.graph:
-        node.metadata_props.clear()  # stack traces, with the paths of this machine
     size = sum(tensor.nbytes for tensor in program.state_dict.values())
     exported.save(path, external_data=size > MAX_BYTES)
 
 
-def load(path: Path) -> Callable[[np.ndarray], np.ndarray]:
-    from onnxruntime import InferenceSession
+def to_bytes(program: torch.export.ExportedProgram, outputs: list[str]) -> bytes:
+    """Return an ONNX model of at most 2 GiB."""
+    return translate(program, outputs).model_proto.SerializeToString()
 
-    session: Any = InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda images: session.run(None, {"images": images})[0]
+
+def translate(program: torch.export.ExportedProgram, outputs: list[str]) -> Any:  # noqa: ANN401 (torch.onnx.ONNXProgram)
+    """Translate a traced network to ONNX."""
+    with _silence():
+        export: Any = torch.onnx.export  # pyright: ignore[reportUnknownMemberType]
+        exported = export(program, dynamo=True, input_names=["images"], output_names=outputs, verbose=False)
+    _name_batch_dimension(exported.model.graph)
+    _guard_padded_pools(exported.model.graph)
+    for node in exported.model.graph:
+        node.metadata_props.clear()  # stack traces, with the paths of this machine
+    return exported
 
 
 def _name_batch_dimension(graph: "onnx_ir.Graph") -> None:
@@ -100,7 +104,7 @@ def _guard_padded_pools(graph: "onnx_ir.Graph") -> None:
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def _silence() -> Generator[None]:
     """Suppress the exporter's warnings about its own future and about packages that vitral does not use."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
