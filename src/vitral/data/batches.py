@@ -6,7 +6,10 @@ A resumed run therefore needs to remember two numbers.
 
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import islice
+from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +22,7 @@ from vitral.data.augment import Augment, augment_image, check_augment, random_ge
 from vitral.data.dataset import Item, sample_headers
 from vitral.data.decode import decode
 from vitral.data.headers import BadImageError, Pixels
+from vitral.data.prefetch import load_ahead
 from vitral.data.transforms import preprocess_image
 from vitral.errors import check_int
 from vitral.preprocess import Preprocess
@@ -95,7 +99,8 @@ class ImageDataset(TorchDataset[tuple[int, Tensor | str]]):
         try:
             content = self.read(index)
             if self.augment is None:
-                return index, preprocess_image(content, self.preprocess, patch=self.patch).contiguous()
+                image = preprocess_image(content, self.preprocess, patch=self.patch)
+                return index, torch.from_numpy(np.ascontiguousarray(image.numpy()))  # torch would start more threads
             random = random_generator(self.seed, epoch, index)
             return index, augment_image(content, self.preprocess, self.augment, random, patch=self.patch)
         except BadImageError as error:
@@ -130,11 +135,16 @@ class PixelCache:
         self.bytes = 0
         self._chunk = np.empty(0, np.uint8)
         self._used = 0
+        self._lock = Lock()
 
     def add(self, index: int, image: Pixels) -> Pixels:
         """Return the image, cached if it is small and there is room."""
         worker = get_worker_info()
         room = CACHE_BYTES // (1 if worker is None else worker.num_workers)
+        with self._lock:
+            return self._add(index, image, room)
+
+    def _add(self, index: int, image: Pixels, room: int) -> Pixels:
         if image.shape[0] * image.shape[1] > SMALL_IMAGE or self.bytes + image.size > room:
             return image
         end = self._used + image.size
@@ -175,6 +185,8 @@ class BatchLoader:
     shuffle: bool = False
     workers: int = 0
     """Number of worker processes; 0 loads in this process."""
+    threads: int = 0
+    """Threads of this process that load the next batch meanwhile; without any, a batch is loaded when requested."""
     rank: int = 0
     world: int = 1
     """Number of processes. Each loads its part of a shuffled batch, or every so many of the batches in order."""
@@ -204,7 +216,7 @@ class BatchLoader:
         batches = share_batches(batches, self.rank, self.world, split=self.shuffle)
         jobs: list[list[Job]] = [[(epoch, int(index)) for index in batch] for batch in batches]
         if not self.workers:
-            yield from (self.collate([self.images[job] for job in batch]) for batch in jobs)
+            yield from self._load_here(jobs)
             return
         self._jobs[:] = jobs
         if self._pool is None:
@@ -218,6 +230,17 @@ class BatchLoader:
                 worker_init_fn=_ignore_interrupts,
             )
         yield from self._pool
+
+    def _load_here(self, jobs: list[list[Job]]) -> Iterator[Batch]:
+        """Yield the batches, loaded in this process: each when it is requested, or one ahead by threads."""
+        every = [job for batch in jobs for job in batch]
+        is_parallel = self.threads > 0 and len(every) > 1
+        loaded = load_ahead(
+            every, self.images.__getitem__, threads=self.threads if is_parallel else 0, ahead=self.batch_size
+        )
+        with closing(loaded):
+            for batch in jobs:
+                yield self.collate([image for _, image in islice(loaded, len(batch))])
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_pool": None, "_jobs": []}

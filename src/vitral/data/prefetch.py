@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ def loading_threads() -> int:
 
 def load_ahead(
     jobs: Iterable[Job], load: Callable[[Job], Loaded], *, threads: int, ahead: int
-) -> Iterator[tuple[Job, Loaded]]:
+) -> Generator[tuple[Job, Loaded]]:
     """Yield each job with its result, in order, while threads load up to `ahead` jobs after it.
 
     An exception of `load` is raised where its result would be. Without threads, everything happens in this one.

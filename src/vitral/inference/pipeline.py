@@ -10,6 +10,7 @@ from torch import Tensor
 from vitral.collectives import gather
 from vitral.data.batches import Batch, BatchLoader, ImageDataset
 from vitral.data.dataset import Item
+from vitral.data.prefetch import loading_threads
 from vitral.data.scan import Progress
 from vitral.devices import World
 from vitral.errors import DataError
@@ -69,6 +70,7 @@ def make_loader(
         classes=len(model.labels),
         multi_label=multi_label,
         workers=workers,
+        threads=loading_threads(),
         rank=world.rank,
         world=world.size,
     )

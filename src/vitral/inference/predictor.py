@@ -196,16 +196,16 @@ class Predictor:
         threads, size = loading_threads(), self.batch_size
         if is_known:
             has_many = len(cast("Sequence[AnyInput]", images)) > 1
-            loaded = load_ahead(images, self._preprocess, threads=threads if has_many else 0, ahead=size)
+            loaded = load_ahead(images, self.preprocess, threads=threads if has_many else 0, ahead=size)
             while batch := list(islice(loaded, size)):
                 yield batch
             return
         remaining = iter(images)
         while chunk := list(islice(remaining, size)):
             threads = min(threads, len(chunk)) if len(chunk) > 1 else 0
-            yield list(load_ahead(chunk, self._preprocess, threads=threads, ahead=len(chunk)))
+            yield list(load_ahead(chunk, self.preprocess, threads=threads, ahead=len(chunk)))
 
-    def _preprocess(self, image: object) -> "np.ndarray | Failure":
+    def preprocess(self, image: object) -> "np.ndarray | Failure":
         """Return uint8 (C, H, W), the model's input before normalization."""
         try:
             return self._backend.prepare(self._read(image))

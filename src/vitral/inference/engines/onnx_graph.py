@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 KEY = "vitral"
 """Name of the metadata entry with the JSON that describes the model."""
+MIN_ROUNDED = 1024
+"""Smaller tensors stay in float32: they take no space, and constants of the graph are among them."""
 MAX_BYTES = 1536 * 2**20
 """Weights above this size go to a file .onnx.data beside the model, because protobuf ends at 2 GiB."""
 
@@ -42,9 +44,13 @@ def _unfused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     return ((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1) + bias).softmax(dim=-1) @ v
 
 
-def write(program: torch.export.ExportedProgram, path: Path, output: str, metadata: str) -> None:
+def write(
+    program: torch.export.ExportedProgram, path: Path, output: str, metadata: str, *, precision: str = "float32"
+) -> None:
     """Write an ONNX file; weights above `MAX_BYTES` go to a file beside it."""
     exported = translate(program, [output])
+    if precision != "float32":
+        _round_weights(exported.model.graph, precision)
     exported.model.metadata_props[KEY] = metadata
     size = sum(tensor.nbytes for tensor in program.state_dict.values())
     exported.save(path, external_data=size > MAX_BYTES)
@@ -101,6 +107,26 @@ def _guard_padded_pools(graph: "onnx_ir.Graph") -> None:
         guard.outputs[0].shape, guard.outputs[0].type = padded.shape, padded.type
         graph.insert_before(pool, guard)
         pool.replace_input_with(0, guard.outputs[0])
+
+
+def _round_weights(graph: "onnx_ir.Graph", precision: str) -> None:
+    """Store the weights in 16 bits. The runtime widens them once, when it opens the file, and computes in float32."""
+    import onnx_ir
+
+    kind = onnx_ir.DataType.FLOAT16 if precision == "float16" else onnx_ir.DataType.BFLOAT16
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or tensor.dtype != onnx_ir.DataType.FLOAT or tensor.size < MIN_ROUNDED:
+            continue
+        rounded = onnx_ir.Value(name=f"{name}.rounded", shape=value.shape, type=onnx_ir.TensorType(kind))
+        numbers = tensor.numpy().astype(kind.numpy())
+        rounded.const_value = onnx_ir.tensor(numbers, dtype=kind, name=rounded.name)
+        cast = onnx_ir.node("Cast", [rounded], attributes={"to": onnx_ir.DataType.FLOAT})
+        cast.outputs[0].name, cast.outputs[0].shape, cast.outputs[0].type = f"{name}.wide", value.shape, value.type
+        value.replace_all_uses_with(cast.outputs[0])
+        graph.initializers.pop(name)
+        graph.register_initializer(rounded)
+        graph.insert_before(graph[0], cast)
 
 
 @contextmanager
