@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from vitral.console.training import show_progress
-from vitral.errors import DataError
+from vitral.errors import DataError, check_number
 from vitral.exporting.exporter import Exported, check_target
 from vitral.exporting.exporter import export as export_checkpoint
+from vitral.exporting.real_images import find_real_images
+from vitral.exporting.targets import TARGETS
 from vitral.inference.loaded_model import open_checkpoint
 from vitral.inference.predictor import Failure, Predictor
 from vitral.inspection.inspecting import inspect_model
@@ -150,6 +152,9 @@ def export(
     path: str | Path | None = None,
     *,
     to: str,
+    precision: str = "float32",
+    images: str | Path | None = None,
+    max_drop: float = 0.5,
     image_size: int | tuple[int, int] | None = None,
     overwrite: bool = False,
     on_stage: Callable[[str], None] = lambda stage: None,
@@ -162,16 +167,23 @@ def export(
     ----------
     model: a run folder, a weights file, a shipped or pretrained name, hf:OWNER/NAME, or a Checkpoint
     path: the file to write; by default the model's name in the current folder
-    to: "onnx" for most runtimes, or "pt2" for torch.export
+    to: "onnx" for most runtimes, "openvino" for Intel and ARM CPUs, or "pt2" for torch.export
+    precision: "float32", "bfloat16", "float16", or "int8" (openvino only)
+    images: a folder or dataset to compare the file on, and to calibrate int8; by default that of the run
+    max_drop: largest loss of top-1 by int8, in points
     image_size: another input size than the model was trained at
     overwrite: replace the file if it exists
     on_stage: called with the name of each stage
     """
-    path = Path(f"{_name_of(model)}.{to}") if path is None else path
-    check_target(to, path, overwrite)
+    suffix = TARGETS[to].suffix if to in TARGETS else f".{to}"
+    path = Path(f"{_name_of(model)}{suffix}") if path is None else path
+    check_target(to, path, overwrite, precision)
+    check_number("max_drop", max_drop, minimum=0, maximum=100)
     on_stage("loading")
-    checkpoint, _ = open_checkpoint(model, image_size)
-    return export_checkpoint(checkpoint, path, to=to, overwrite=overwrite, on_stage=on_stage)
+    checkpoint, run = open_checkpoint(model, image_size)
+    real = find_real_images(checkpoint, run, images, calibrate=precision == "int8")
+    options: dict[str, Any] = dict(precision=precision, images=real, max_drop=max_drop, overwrite=overwrite)
+    return export_checkpoint(checkpoint, path, to=to, on_stage=on_stage, **options)
 
 
 def inspect(
@@ -205,7 +217,7 @@ def inspect(
     folder = Path(f"inspect-{name}") if out is None else Path(out)
     check_inspection_target(folder, overwrite=overwrite)
     on_stage("loading")
-    predictor = Predictor(model, device=device, image_size=image_size)
+    predictor = Predictor(model, device=device, engine="torch", precision="float32", image_size=image_size)
     check_vit(predictor.loaded.model)
     on_stage("reading images")
     usable, skipped = [], []

@@ -1,19 +1,20 @@
 """What the processes of one command agree on: values, sums of gradients. In a single process, each returns its input.
 
-Every process calls the same functions in the same order. The other modules need no branch for several processes.
+Every process calls the same functions in the same order. The other modules need no branch for several processes. A
+single process imports no torch for it.
 """
 
 import atexit
 import os
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TypeVar
-
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, TypeVar
 
 from vitral.devices import World, find_world
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 Value = TypeVar("Value")
 TIMEOUT_VARIABLE, DEFAULT_TIMEOUT = "VITRAL_PROCESS_TIMEOUT", 600
@@ -25,8 +26,11 @@ RESPONSE_SECONDS = 5.0
 def join_world() -> World:
     """Connect to the other processes of a torchrun command, once, and return the world."""
     world = find_world()
-    if world.size == 1 or dist.is_initialized():
+    if world.size == 1 or is_shared():
         return world
+    import torch
+    import torch.distributed as dist
+
     has_cuda = torch.cuda.is_available()
     if has_cuda:
         torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
@@ -43,13 +47,16 @@ def current_world() -> World:
 
 def is_shared() -> bool:
     """Return whether several processes work together."""
-    return dist.is_available() and dist.is_initialized()
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()
 
 
 def gather(value: Value) -> list[Value]:
     """Return the value of every process, by rank."""
     if not is_shared():
         return [value]
+    import torch.distributed as dist
+
     values: list[Value | None] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values  # pyright: ignore[reportReturnType]
@@ -59,6 +66,8 @@ def from_first(value: Value) -> Value:
     """Return the value of the first process, for choices that depend on a clock or on a file."""
     if not is_shared():
         return value
+    import torch.distributed as dist
+
     values = [value]
     dist.broadcast_object_list(values, src=0)
     return values[0]
@@ -77,6 +86,8 @@ def find_silent() -> list[int]:
     """
     if not is_shared():
         return []
+    import torch.distributed as dist
+
     world, silent, patience = find_world(), list[int](), RESPONSE_SECONDS
     try:
         store = dist.distributed_c10d._get_default_store()  # pyright: ignore
@@ -92,13 +103,16 @@ def find_silent() -> list[int]:
     return silent
 
 
-def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
+def sum_gradients(parameters: "Sequence[nn.Parameter]") -> None:
     """Add up the gradients of all processes in place. A parameter without a gradient anywhere keeps none.
 
     The sum of two is exact in any order, so that two processes equal one process with two micro-batches bit for bit.
     """
     if not is_shared() or not parameters:
         return
+    import torch
+    import torch.distributed as dist
+
     device = parameters[0].device
     is_present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=device)
     dist.all_reduce(is_present)
@@ -109,8 +123,11 @@ def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
         parameter.grad = total.view_as(parameter)
 
 
-def copy_from_first(tensors: Sequence[Tensor]) -> None:
+def copy_from_first(tensors: "Sequence[Tensor]") -> None:
     """Overwrite tensors in place with those of the first process."""
-    if is_shared():
-        for tensor in tensors:
-            dist.broadcast(tensor.detach(), src=0)
+    if not is_shared():
+        return
+    import torch.distributed as dist
+
+    for tensor in tensors:
+        dist.broadcast(tensor.detach(), src=0)

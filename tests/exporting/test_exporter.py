@@ -15,9 +15,7 @@ from tests.cli.typed import typed
 from tests.conftest import small_model
 from vitral.api import _name_of as name_of
 from vitral.data.transforms import scale_and_shift
-from vitral.exporting import onnx
 from vitral.exporting.exporter import (
-    PixelModel,
     compare,
     compute_outputs,
     export,
@@ -25,6 +23,8 @@ from vitral.exporting.exporter import (
     file_metadata,
     random_images,
 )
+from vitral.inference.engines import onnx_graph as onnx
+from vitral.inference.engines.graph import PixelModel
 from vitral.model.bit import BiT
 from vitral.model.network import Network
 from vitral.weights.checkpoint import Checkpoint, LoadReport

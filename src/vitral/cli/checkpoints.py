@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 import vitral
-from vitral.cli.parameters import File, Format, ImageSize, Model, OptionalInt, Switch, option, split_setting
+from vitral.cli.parameters import File, Format, ImageSize, Model, OptionalInt, Switch, Text, option, split_setting
 from vitral.console.checkpoint import show_checkpoint, show_conversion
 from vitral.console.output import show_as, show_lines
 from vitral.console.progress import stages
@@ -91,15 +91,23 @@ def export(
     /,
     *,
     to: Annotated[
-        Literal["onnx", "pt2"],
-        option("onnx for most runtimes, pt2 for torch.export and C++.", "FORMAT", show_choices=False),
+        Literal["onnx", "openvino", "pt2"],
+        option("onnx for most runtimes, openvino for CPUs, pt2 for torch.export.", "FORMAT", show_choices=False),
     ],
-    out: Annotated[File, option("File to write. By default the model's name with .onnx or .pt2.")] = None,
+    out: Annotated[File, option("File to write. By default the model's name with .onnx, .xml or .pt2.")] = None,
+    precision: Annotated[
+        Literal["float32", "bfloat16", "float16", "int8"],
+        option("float32, bfloat16, float16 or int8 (openvino only).", "PRECISION", show_choices=False),
+    ] = "float32",
+    images: Annotated[
+        Text, option("Compare on these images, and calibrate int8 with them. Default: those of the run.", "DATA")
+    ] = None,
+    max_drop: Annotated[float, option("Largest loss of top-1 by int8, in points.", "N")] = 0.5,
     image_size: ImageSize = None,
     overwrite: Annotated[Switch, option("Replace the file if it exists.")] = False,
     format: Format = "human",
 ) -> None:
-    """Export a model to ONNX or torch.export, and verify it.
+    """Export a model to ONNX, OpenVINO or torch.export, and verify it.
 
     The file takes uint8 images (batch, channels, height, width), carries its preprocessing and labels as JSON, and is
     kept only if its outputs equal the model's.
@@ -108,10 +116,14 @@ def export(
     --------
     vitral export vit-cifar10 --to onnx
     vitral export runs/photos-1 --to onnx --out photos.onnx --image-size 384
+    vitral export runs/photos-1 --to openvino --precision int8 --max-drop 0.5
     """
+    options: dict[str, Any] = dict(precision=precision, images=images, max_drop=max_drop, overwrite=overwrite)
     with stages(quiet=format != "human") as show_stage:
-        exported = vitral.export(model, out, to=to, image_size=image_size, overwrite=overwrite, on_stage=show_stage)
+        exported = vitral.export(model, out, to=to, image_size=image_size, on_stage=show_stage, **options)
     difference = f"maximum difference {exported.difference:.1e}, relative to the largest logit"
-    verified = f"Verified on {exported.images} images: {difference}."
-    lines = [f"{exported.path}: {format_bytes(exported.bytes)}", verified, *exported.notes]
+    verified = f"Verified on {exported.images} images ({exported.origin}): {difference}."
+    accuracy = [] if exported.drop is None else [f"int8: {exported.drop}"]
+    kept = [f"Layers in float32: {', '.join(exported.kept)}."] if exported.kept else []
+    lines = [f"{exported.path}: {format_bytes(exported.bytes)}", verified, *accuracy, *kept, *exported.notes]
     show_as(format, json=exported.as_dict(), human=lambda: show_lines(lines))

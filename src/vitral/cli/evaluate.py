@@ -16,9 +16,9 @@ from vitral.cli.parameters import (
     File,
     Format,
     ImageSize,
-    Model,
     OptionalInt,
     Processes,
+    RunnableModel,
     Switch,
     Text,
     option,
@@ -70,6 +70,9 @@ class Inference:
 
     image_size: ImageSize = None
     device: Device = "auto"
+    engine: Annotated[
+        Text, option("torch, compiled, onnxruntime, openvino or auto.", "ENGINE", show_default="torch")
+    ] = None
     precision: Annotated[
         Text, option("float32, bfloat16 or float16.", "PRECISION", show_default="float32; auto with --suite")
     ] = None
@@ -78,7 +81,7 @@ class Inference:
 
 
 def evaluate(
-    model: Model,
+    model: RunnableModel,
     data: str | None = None,
     /,
     *,
@@ -110,6 +113,8 @@ def evaluate(
         return
     check_single_process("evaluate --suite")
     check_unset(measures, hint="Drop it.", problem="cannot be combined with --suite")
+    if inference.engine is not None:
+        raise ConfigError("--engine cannot be combined with --suite.", hint="Drop it.")
     settings = {**asdict(inference), "steps": suite.steps, "accumulate": suite.accumulate}
     evaluate_suite(model, data, {name: value for name, value in settings.items() if value is not None}, format)
 

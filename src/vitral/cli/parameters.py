@@ -47,8 +47,10 @@ Format = Annotated[output.Format, option("human, json or quiet.", "FORMAT", show
 SIZE_HELP = "Use another input size than the model was trained at, such as 384 or 320x480."
 
 MODEL_HELP = "A run folder, a weights file, a shipped or pretrained name (vit-cifar10, dinov2-s14), or hf:OWNER/NAME."
+RUNNABLE_HELP = f"{MODEL_HELP.removesuffix('.')}; or an ONNX or OpenVINO file of `vitral export`."
 
 Model = Annotated[str, option(MODEL_HELP)]
+RunnableModel = Annotated[str, option(RUNNABLE_HELP)]
 Image = Annotated[str, option("Image files, folders or glob patterns. Use - to read paths from standard input.")]
 Text = str | None
 Integer = Annotated[int, Parameter(converter=parse_integer, metavar="N")]
@@ -63,6 +65,10 @@ Merge = Annotated[int | None, Parameter(converter=parse_integer, help=MERGE_HELP
 Switch = Annotated[bool, Parameter(negative="", show_default=False)]
 Device = Annotated[str, option("cpu, cuda, cuda:1 or mps.", "DEVICE")]
 Precision = Annotated[str, option("float32, bfloat16 or float16.", "PRECISION")]
+Engine = Annotated[
+    str,
+    option("torch, compiled, onnxruntime or openvino; auto measures them if there are many images.", "ENGINE"),
+]
 BatchSize = Annotated[Integer, option("Images per batch.")]
 Processes = Annotated[OptionalInt, option("Run in this many processes of this machine, one per GPU.", show_default="1")]
 File = Annotated[Path | None, Parameter(metavar="FILE")]

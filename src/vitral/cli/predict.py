@@ -3,13 +3,13 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import vitral
 from vitral.cli.launch import end_together, launch_if_asked
 from vitral.cli.parameters import (
     BatchSize,
     Device,
+    Engine,
     Format,
     Image,
     ImageSize,
@@ -19,6 +19,7 @@ from vitral.cli.parameters import (
     OptionalNumber,
     Precision,
     Processes,
+    RunnableModel,
     Switch,
     option,
 )
@@ -30,11 +31,12 @@ from vitral.files import as_text, printable
 
 if TYPE_CHECKING:
     from vitral.data.scan import Progress
+    from vitral.inference.predictor import Predictor
     from vitral.inference.writers import PredictionFile
 
 
 def predict(
-    model: Model,
+    model: RunnableModel,
     /,
     *images: Image,
     top: Annotated[Integer, option("Number of labels per image.")] = 5,
@@ -46,7 +48,8 @@ def predict(
     image_size: ImageSize = None,
     merge: Merge = None,
     device: Device = "auto",
-    precision: Precision = "float32",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
     batch_size: BatchSize = 32,
     processes: Processes = None,
     format: Annotated[
@@ -81,8 +84,14 @@ def predict(
     elif resume:
         raise ConfigError("--resume needs a file to continue.", hint="Pass --out FILE.")
     files = list_images(images)
-    predictor = vitral.Predictor(
-        model, device=device, precision=precision, batch_size=batch_size, image_size=image_size, merge=merge
+    predictor = open_predictor(
+        model,
+        device=device,
+        engine=engine,
+        precision=precision,
+        batch_size=batch_size,
+        image_size=image_size,
+        merge=merge,
     )
     if reject is not None:
         predictor.check_can_reject()
@@ -104,6 +113,13 @@ def list_images(images: tuple[str, ...]) -> list[str]:
     return from_first(find_images(images, sys.stdin) if current_world().is_first else [])
 
 
+def open_predictor(model: str, **options: Any) -> "Predictor":
+    """Return the predictor, which reports the engine that it chooses on standard error."""
+    from vitral.inference.predictor import Predictor
+
+    return Predictor(model, on_choice=lambda reason: print(f"vitral: {reason}", file=sys.stderr), **options)
+
+
 def write_rows(events: "Iterator[Progress | PredictionFile]", out: Path, *, quiet: bool) -> int:
     """Write a file of predictions and return the number of unusable images."""
     try:
@@ -116,7 +132,7 @@ def write_rows(events: "Iterator[Progress | PredictionFile]", out: Path, *, quie
     return result.failed
 
 
-def print_rows(predictor: "vitral.Predictor", files: list[str], top: int, format: str, reject: float | None) -> int:
+def print_rows(predictor: "Predictor", files: list[str], top: int, format: str, reject: float | None) -> int:
     """Print a row per image and return the number of unusable images."""
     from vitral.inference.writers import CSV, JSON_LINES, share_rows
 
@@ -143,7 +159,8 @@ def features(
     image_size: ImageSize = None,
     merge: Merge = None,
     device: Device = "auto",
-    precision: Precision = "float32",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
     batch_size: BatchSize = 32,
     processes: Processes = None,
     format: Format = "human",
@@ -164,11 +181,18 @@ def features(
     if join_world().is_first:
         check_feature_target(out)
     files = list_images(images)
-    predictor = vitral.Predictor(
-        model, device=device, precision=precision, batch_size=batch_size, image_size=image_size, merge=merge
+    predictor = open_predictor(
+        model,
+        device=device,
+        engine=engine,
+        precision=precision,
+        batch_size=batch_size,
+        image_size=image_size,
+        merge=merge,
     )
     result = with_progress(features_to_file(predictor, files, out), "Embedding", quiet=format != "human")
     failures = [{"file": as_text(file), "error": reason} for file, reason in result.failures]
     facts = {"file": str(result.path), "images": result.images, "width": result.width, "failed": len(failures)}
+    facts |= {"engine": result.engine}
     show_as(format, json=facts | {"failures": failures}, human=lambda: show_lines(describe_feature_file(result)))
     end_together(3 if result.failures else 0)

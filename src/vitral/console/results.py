@@ -81,13 +81,17 @@ def write_quiet(stream: TextIO, row: "Row", top: int) -> None:
 def describe_prediction_file(result: "PredictionFile") -> str:
     """Return one line about a file of predictions."""
     failed = f", {result.failed:,} with an error" if result.failed else ""
-    return f"{printable(str(result.path))}: {format_count(result.rows, 'row')}{failed}"
+    return f"{printable(str(result.path))}: {format_count(result.rows, 'row')}{failed}{_computed_by(result.engine)}"
+
+
+def _computed_by(engine: str) -> str:
+    return "" if engine == "torch float32" else f" (computed by {engine})"
 
 
 def describe_feature_file(result: "FeatureFile") -> list[str]:
     """Return lines about a file of features and the images that are missing from it."""
     images = format_count(result.images, "image")
-    head = f"{printable(str(result.path))}: {images}, {result.width} features per image"
+    head = f"{printable(str(result.path))}: {images}, {result.width} features per image{_computed_by(result.engine)}"
     return [head, *(f"skipped {printable(file)}: {printable(reason)}" for file, reason in result.failures)]
 
 

@@ -6,7 +6,10 @@ A resumed run therefore needs to remember two numbers.
 
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import islice
+from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +22,7 @@ from vitral.data.augment import Augment, augment_image, check_augment, random_ge
 from vitral.data.dataset import Item, sample_headers
 from vitral.data.decode import decode
 from vitral.data.headers import BadImageError, Pixels
+from vitral.data.prefetch import load_ahead
 from vitral.data.streaming import find_layout, read_ahead, stream_order
 from vitral.data.transforms import preprocess_image
 from vitral.errors import check_int
@@ -97,7 +101,8 @@ class ImageDataset(TorchDataset[tuple[int, Tensor | str]]):
         try:
             content = self.read(index, contents[0] if contents else b"")
             if self.augment is None:
-                return index, preprocess_image(content, self.preprocess, patch=self.patch).contiguous()
+                image = preprocess_image(content, self.preprocess, patch=self.patch)
+                return index, torch.from_numpy(np.ascontiguousarray(image.numpy()))  # torch would start more threads
             random = random_generator(self.seed, epoch, index)
             return index, augment_image(content, self.preprocess, self.augment, random, patch=self.patch)
         except BadImageError as error:
@@ -132,11 +137,16 @@ class PixelCache:
         self.bytes = 0
         self._chunk = np.empty(0, np.uint8)
         self._used = 0
+        self._lock = Lock()
 
     def add(self, index: int, image: Pixels) -> Pixels:
         """Return the image, cached if it is small and there is room."""
         worker = get_worker_info()
         room = CACHE_BYTES // (1 if worker is None else worker.num_workers)
+        with self._lock:
+            return self._add(index, image, room)
+
+    def _add(self, index: int, image: Pixels, room: int) -> Pixels:
         if image.shape[0] * image.shape[1] > SMALL_IMAGE or self.bytes + image.size > room:
             return image
         end = self._used + image.size
@@ -206,6 +216,8 @@ class BatchLoader:
     shuffle: bool = False
     workers: int = 0
     """Number of worker processes; 0 loads in this process."""
+    threads: int = 0
+    """Threads of this process that load the next batch meanwhile; without any, a batch is loaded when requested."""
     rank: int = 0
     world: int = 1
     """Number of processes. Each loads its part of a shuffled batch, or every so many of the batches in order."""
@@ -239,7 +251,7 @@ class BatchLoader:
         images = self.images
         jobs = _Jobs(images.items, epoch=epoch, batches=batches, is_remote=images.layout is not None)
         if not self.workers:
-            yield from (self.collate([images[job] for job in batch]) for batch in jobs)
+            yield from self._load_here(jobs)
             return
         self._sampler.jobs = jobs
         if self._pool is None:
@@ -253,6 +265,14 @@ class BatchLoader:
                 worker_init_fn=_ignore_interrupts,
             )
         yield from self._pool
+
+    def _load_here(self, jobs: _Jobs) -> Iterator[Batch]:
+        """Yield the batches, loaded in this process: each when it is requested, or one ahead by threads."""
+        every = (job for batch in jobs for job in batch)
+        threads = self.threads if sum(map(len, jobs.batches)) > 1 else 0
+        with closing(load_ahead(every, self.images.__getitem__, threads=threads, ahead=self.batch_size)) as loaded:
+            for batch in jobs.batches:
+                yield self.collate([image for _, image in islice(loaded, len(batch))])
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_pool": None, "_sampler": _Sampler()}

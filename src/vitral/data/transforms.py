@@ -5,7 +5,6 @@ Pillow's within rounding. Large JPEGs are decoded at a fraction of their size if
 """
 
 from functools import lru_cache
-from math import floor, sqrt
 
 import numpy as np
 import torch
@@ -13,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitral.data.decode import decode
+from vitral.data.geometry import Size, border_of, corner_of, resized_size, shrink_for
 from vitral.data.headers import Pixels, read_header
 from vitral.preprocess import Interpolation, Preprocess
 
-Size = tuple[int, int]
 Box = tuple[int, int, int, int]
 """(top, left, height, width) in pixels of the upright image."""
 
@@ -35,34 +34,15 @@ def preprocess_image(content: bytes | Pixels, preprocess: Preprocess, *, patch: 
     return crop_or_pad(image, preprocess)
 
 
-def resized_size(preprocess: Preprocess, original: Size, patch: Size) -> Size:
-    """Return the (height, width) that the whole image is resized to, before it is cropped or padded."""
-    (height, width), (to_height, to_width) = original, preprocess.size
-    if preprocess.resize == "squash":
-        return preprocess.size
-    if preprocess.resize == "native":
-        scale = min(1.0, sqrt(to_height * to_width / (height * width)))
-        sides = ((height, patch[0]), (width, patch[1]))
-        return tuple(max(1, round(side * scale / step)) * step for side, step in sides)  # type: ignore[return-value]
-    if preprocess.resize == "pad":
-        scale = min(to_height / height, to_width / width)
-        return max(1, min(to_height, round(height * scale))), max(1, min(to_width, round(width * scale)))
-    target = floor(to_height / preprocess.crop_fraction), floor(to_width / preprocess.crop_fraction)
-    if target[0] * width >= target[1] * height:  # wide enough once the height fits
-        return target[0], max(target[1], int(target[0] * width / height))
-    return max(target[0], int(target[1] * height / width)), target[1]
-
-
 def crop_or_pad(image: Tensor, preprocess: Preprocess) -> Tensor:
     """Crop the center of a resized image, or add a border, as the preprocessing requires."""
     height, width = preprocess.size
     if preprocess.resize == "crop":
-        top, left = (round((side - target) / 2) for side, target in zip(image.shape[1:], (height, width), strict=True))
+        top, left = corner_of(tuple(image.shape[1:]), preprocess.size)
         return image[:, top : top + height, left : left + width]
     if preprocess.resize == "pad":
-        down, across = height - image.shape[1], width - image.shape[2]
-        border = (across // 2, across - across // 2, down // 2, down - down // 2)
-        return F.pad(image, border, value=preprocess.background)
+        (top, bottom), (left, right) = border_of(tuple(image.shape[1:]), preprocess.size)
+        return F.pad(image, (left, right, top, bottom), value=preprocess.background)
     return image
 
 
@@ -76,19 +56,6 @@ def crop_and_resize(content: bytes | Pixels, box: Box, preprocess: Preprocess) -
     pixels = decode(content, preprocess.channels, background=preprocess.background, shrink=shrink, header=header)
     crop = as_tensor(pixels)[:, top : top + height, left : left + width]
     return resize(crop, preprocess.size, preprocess.interpolation, preprocess.antialias)
-
-
-def shrink_for(size: Size, target: Size, preprocess: Preprocess) -> int:
-    """Return the factor by which a JPEG may be shrunk while decoding and still be at least `target`: 1, 2, 4 or 8.
-
-    Without antialiasing it is 1, because resizing then picks single pixels of the file.
-    """
-    if not preprocess.antialias or preprocess.interpolation == "nearest":
-        return 1
-    for shrink in (8, 4, 2):
-        if size[0] >= shrink * target[0] and size[1] >= shrink * target[1]:
-            return shrink
-    return 1
 
 
 def as_tensor(pixels: Pixels) -> Tensor:

@@ -25,6 +25,8 @@ class EvaluationData:
     test: tuple[Item, ...]
     reason: str
     """The origin of the test images."""
+    validation: tuple[Item, ...] = ()
+    """The validation images of the run, if it is known."""
 
 
 def choose_evaluation_data(run: Run | None, data: str | Path | None, *, needs_train: bool) -> EvaluationData:
@@ -50,7 +52,13 @@ def choose_evaluation_data(run: Run | None, data: str | Path | None, *, needs_tr
             if manifest.get("val_fingerprint", fingerprint) != fingerprint:
                 raise DataError(f"The dataset {config['val']} (--val) has changed since the run.", hint=NAME_DATASET)
         splits = choose_splits(trained, val, config.get("val_fraction", VAL_FRACTION), manifest.get("groups"))
-        return EvaluationData(dataset=trained, train=splits.train, test=splits.test, reason=splits.reasons["test"])
+        return EvaluationData(
+            dataset=trained,
+            train=splits.train,
+            test=splits.test,
+            reason=splits.reasons["test"],
+            validation=splits.validation,
+        )
     return _split_of(dataset, needs_train=needs_train)
 
 

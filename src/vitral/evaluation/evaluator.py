@@ -16,14 +16,19 @@ from vitral.evaluation.frozen_features import evaluate_features
 from vitral.evaluation.label_map import are_numbers, match_classes, read_real, relabel, unique_positions
 from vitral.evaluation.metrics import compare
 from vitral.evaluation.results import Evaluation, summarize
+from vitral.inference.engines.choosing import check_request
+from vitral.inference.exported_model import ExportedModel, check_not_merged, is_exported, open_exported
 from vitral.inference.loaded_model import LoadedModel, load_model
 from vitral.inference.pipeline import ModelOutputs, make_loader, run_model
+from vitral.inference.torch_backend import with_engine
 from vitral.weights.checkpoint import Checkpoint
 
 MAX_BATCH_SIZE, MAX_WORKERS = 2**31, 1024
+CHECKPOINT_HINT = "Pass the checkpoint as MODEL."
 MAX_EXAMPLES = 100
 """Largest number of disagreements listed in a comparison of two models."""
 ModelSource = str | Path | Checkpoint
+RunnableModel = LoadedModel | ExportedModel
 DataSource = str | Path
 
 
@@ -41,6 +46,7 @@ class EvaluateOptions:
     image_size: int | tuple[int, int] | None = None
     merge: int | None = None
     device: str = "auto"
+    engine: str = "torch"
     precision: str = "float32"
     batch_size: int = 64
     workers: int = 0
@@ -91,6 +97,7 @@ def evaluate(
     image_size: int | tuple[int, int] | None = None,
     merge: int | None = None,
     device: str = "auto",
+    engine: str = "torch",
     precision: str = "float32",
     batch_size: int = 64,
     workers: int = 0,
@@ -114,6 +121,7 @@ def evaluate(
         image_size: another input size than the model was trained at.
         merge: pairs of similar tokens to merge per block, in ``model`` but not in the model of ``against``.
         device: cpu, cuda, cuda:1, mps or auto.
+        engine: torch, compiled, onnxruntime or openvino; auto measures them and takes the fastest that agrees.
         precision: float32, bfloat16 or float16.
         batch_size: images per batch.
         workers: processes that load images; 0 loads them in this process.
@@ -130,6 +138,7 @@ def evaluate(
         image_size=image_size,
         merge=merge,
         device=device,
+        engine=engine,
         precision=precision,
         batch_size=batch_size,
         workers=workers,
@@ -149,23 +158,49 @@ def evaluate_events(
     if not options.uses_features:
         loaded.check_has_head()
     chosen = choose_evaluation_data(loaded.run, data, needs_train=options.uses_features)
-    run = evaluate_features if options.uses_features else _evaluate_classifier
-    evaluation = yield from run(loaded, chosen, options)
-    yield replace(evaluation, split=chosen.reason)
+    loaded, notes = _choose_engine(loaded, chosen, options)
+    if not options.uses_features:
+        evaluation = yield from _evaluate_classifier(loaded, chosen, options)
+    elif isinstance(loaded, ExportedModel):
+        raise ConfigError("few_shot and knn need features, but exported files output logits.", hint=CHECKPOINT_HINT)
+    else:
+        evaluation = yield from evaluate_features(loaded, chosen, options)
+    notes = (*evaluation.notes, *notes)
+    yield replace(evaluation, split=chosen.reason, notes=notes, engine=loaded.computed_by)
 
 
 def _load(
     model: ModelSource, options: EvaluateOptions, image_size: int | tuple[int, int] | None, merge: int | None = None
-) -> LoadedModel:
-    device, precision = options.device, options.precision
-    return load_model(model, device=device, precision=precision, image_size=image_size, merge=merge, verify=True)
+) -> RunnableModel:
+    """Load a model with eager torch, or open an exported file, whose precision is its own."""
+    engine, precision = options.engine, options.precision
+    if is_exported(model):
+        requested = "auto" if engine == "torch" else engine
+        check_not_merged(merge)
+        return open_exported(str(model), engine=requested, image_size=image_size, device=options.device)
+    check_request(engine, precision)
+    torch_precision = precision if engine == "torch" and precision != "auto" else "float32"
+    sizes: dict[str, Any] = dict(image_size=image_size, merge=merge)
+    return load_model(model, device=options.device, precision=torch_precision, verify=True, **sizes)
+
+
+def _choose_engine(
+    model: RunnableModel, data: EvaluationData, options: EvaluateOptions
+) -> tuple[RunnableModel, tuple[str, ...]]:
+    """Return the model with the requested engine, and a note about it."""
+    if options.engine == "torch" or isinstance(model, ExportedModel):
+        return model, ()
+    chosen, reason = with_engine(
+        model, options.engine, options.precision, batch=options.batch_size, items=data.train + data.test
+    )
+    return chosen, (reason,) if reason else ()
 
 
 # ---- the classifier ----
 
 
 def _evaluate_classifier(
-    model: LoadedModel, data: EvaluationData, options: EvaluateOptions
+    model: RunnableModel, data: EvaluationData, options: EvaluateOptions
 ) -> Generator[Progress, None, Evaluation]:
     if options.temperature and data.dataset.multi_label:
         raise ConfigError("Temperature scaling needs one label per image, but this dataset is multi-label.")
@@ -206,7 +241,9 @@ def _run(
     return outputs
 
 
-def _notes(model: LoadedModel, data: EvaluationData, options: EvaluateOptions, evaluation: Evaluation) -> Iterator[str]:
+def _notes(
+    model: RunnableModel, data: EvaluationData, options: EvaluateOptions, evaluation: Evaluation
+) -> Iterator[str]:
     classes, multi_label = data.dataset.classes, data.dataset.multi_label
     if multi_label and not model.multi_label:
         yield "the model was trained with one label per image; each logit counts as a separate yes or no"
@@ -232,7 +269,7 @@ def _score_real(outputs: ModelOutputs, path: str | Path, classes: int) -> dict[s
 class _Matched:
     """A model with the logit index of each class of the dataset."""
 
-    model: LoadedModel
+    model: RunnableModel
     indices: list[int]
     name: str = ""
 

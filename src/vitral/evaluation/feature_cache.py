@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from io import BytesIO
@@ -22,6 +22,8 @@ from vitral.data.batches import Batch, BatchLoader, label_tensor
 from vitral.data.dataset import Item
 from vitral.data.decode import fast_jpeg
 from vitral.data.scan import Progress
+from vitral.inference.engines import describe_engine
+from vitral.inference.engines.fingerprint import package_versions, weights_digest
 from vitral.inference.pipeline import (
     ModelOutputs,
     join_outputs,
@@ -92,16 +94,9 @@ def model_digest(model: "LoadedModel") -> "hashlib._Hash":
     digest = weights_digest(model.model.state_dict())
     facts = [asdict(model.model.config), model.preprocess.as_dict(), model.precision, model.device.type]
     facts += [__version__, torch.__version__, PIL.__version__, getattr(fast_jpeg(), "__version__", "")]
+    if model.engine is not None:
+        facts += [describe_engine(model.engine), package_versions()]
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
-    return digest
-
-
-def weights_digest(tensors: Mapping[str, Tensor]) -> "hashlib._Hash":
-    """Return a digest of names and values."""
-    digest = hashlib.sha256()
-    for name, tensor in tensors.items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest
 
 

@@ -58,6 +58,8 @@ class Evaluation:
     """The comparison with a second model."""
     split: str = ""
     """The origin of the test images."""
+    engine: str = "torch float32"
+    """The engine and the precision that computed the outputs."""
     notes: tuple[str, ...] = ()
     """Facts about the evaluation that may surprise."""
 

@@ -1,4 +1,4 @@
-"""Export a model to ONNX or torch.export, and keep the file only if its outputs equal the model's.
+"""Export a model to ONNX, OpenVINO or torch.export, and keep the file only if its outputs equal the model's.
 
     trace -> write to a temporary folder -> run the file -> compare -> move into place
 
@@ -12,60 +12,33 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vitral import __version__
-from vitral.data.transforms import scale_and_shift
 from vitral.errors import ConfigError, VitralError, WeightsError, did_you_mean, first_line
-from vitral.exporting import onnx
+from vitral.exporting.quantization import Drop, quantize
+from vitral.exporting.real_images import RealImages
+from vitral.exporting.targets import TARGETS, Content, Run, Target, check_precision, onnx_weights
 from vitral.files import atomic_files
+from vitral.inference.engines import onnx_graph
+from vitral.inference.engines.graph import PixelModel, trace
 from vitral.model.network import Network
-from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import Checkpoint
 from vitral.weights.dialects.native import config_as_dict
 from vitral.weights.save import as_checkpoint
 
 TOLERANCE = 1e-4
 """Largest allowed difference, relative to the largest logit or 1: other kernels add in another order."""
+TOLERANCES = {"float32": TOLERANCE, "float16": 0.02, "bfloat16": 0.1, "int8": 0.5}
+"""The same for lower precisions: about ten times the error of a trained ViT. int8 is judged by its accuracy."""
 BATCH_SIZES = (1, 3)
-PT2_MEMBER = "vitral.json"
-"""Member of a .pt2 archive with the JSON that describes the model."""
-
-Run = Callable[[np.ndarray], np.ndarray]
-"""Runs a file: images -> outputs."""
-
-
-def write_pt2(program: torch.export.ExportedProgram, path: Path, output: str, metadata: str) -> None:
-    content = BytesIO()  # torch's own file writer kills the process on a full disk
-    torch.export.save(program, content, extra_files={PT2_MEMBER: metadata})
-    path.write_bytes(content.getbuffer())
-
-
-def load_pt2(path: Path) -> Run:
-    """Load a file that vitral wrote a moment ago: loading a foreign one can run code."""
-    module = torch.export.load(BytesIO(path.read_bytes())).module()
-
-    def run(images: np.ndarray) -> np.ndarray:
-        with torch.inference_mode():
-            return module(torch.from_numpy(images)).numpy()
-
-    return run
-
-
-class Target(NamedTuple):
-    """A format: how to write a file, and how to load it."""
-
-    write: Callable[[torch.export.ExportedProgram, Path, str, str], None]
-    load: Callable[[Path], Run]
-
-
-TARGETS = {"onnx": Target(onnx.write, onnx.load), "pt2": Target(write_pt2, load_pt2)}
+COMPARED_BATCH = 16
+MIN_CALIBRATION_IMAGES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,32 +47,22 @@ class Exported:
 
     path: str
     to: str
+    precision: str
     bytes: int
     difference: float
     """Largest difference of any output, relative to the largest output or 1."""
     images: int
     """Number of images that were compared."""
+    origin: str = "random images"
+    """Which images were compared, besides random ones."""
+    drop: Drop | None = None
+    """The accuracy that int8 loses."""
+    kept: tuple[str, ...] = ()
+    """The kinds of layers that stayed in float32."""
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-class PixelModel(nn.Module):
-    """The network with its normalization: uint8 (B, C, H, W) -> logits."""
-
-    scale: Tensor
-    shift: Tensor
-
-    def __init__(self, model: Network, preprocess: Preprocess):
-        super().__init__()
-        self.model = model
-        scale, shift = scale_and_shift(preprocess.mean, preprocess.std, torch.device("cpu"))
-        self.register_buffer("scale", scale.clone())
-        self.register_buffer("shift", shift.clone())
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.model(images.to(torch.float32) * self.scale + self.shift)
 
 
 def export(
@@ -107,57 +70,90 @@ def export(
     path: str | Path,
     *,
     to: str,
+    precision: str = "float32",
+    images: RealImages | None = None,
+    max_drop: float = 0.5,
     overwrite: bool = False,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Exported:
     """Write the file, run it, and keep it only if its outputs equal the model's. Pass each stage to ``on_stage``."""
     checkpoint = as_checkpoint(model, preprocess=None, labels=None)
-    target, path = check_target(to, path, overwrite), Path(path)
+    target, path = check_target(to, path, overwrite, precision), Path(path)
+    if precision == "int8":
+        check_calibration(images)
     output = "logits" if checkpoint.model.config.num_classes else "features"
     with _errors_of(to), atomic_files(path) as temporary:
         on_stage("tracing the model")
         network = PixelModel(deepcopy(checkpoint.model).float().cpu(), checkpoint.preprocess).eval()
-        batches = [random_images(checkpoint, size) for size in BATCH_SIZES]
+        batches = comparison_batches(checkpoint, images)
         expected = compute_outputs(network, batches)
         if to == "onnx":
-            onnx.unfuse_relative_attention(network)
-        program = trace(network, batches[-1])
+            onnx_graph.unfuse_relative_attention(network)
+        program = trace(network, random_images(checkpoint, BATCH_SIZES[-1]))
+        quantized = None
+        if precision == "int8" and images is not None:
+            outputs = expected[-len(images.compared) :]
+            options: dict[str, Any] = dict(max_drop=max_drop, on_stage=on_stage)
+            quantized = quantize(program, checkpoint.preprocess, checkpoint.model.config, images, outputs, **options)
         on_stage(f"writing {path.name}")
-        target.write(program, temporary, output, json.dumps(file_metadata(checkpoint), ensure_ascii=False))
+        metadata = json.dumps(file_metadata(checkpoint, precision), ensure_ascii=False)
+        model_in_int8 = quantized.model if quantized else None
+        target.write(Content(program, checkpoint.preprocess, output, metadata, precision, model_in_int8), temporary)
         on_stage("comparing the outputs")
-        difference = compare(target.load(temporary), batches, expected)
+        difference = compare(target.load(temporary, precision), batches, expected, precision)
         sizes = [file.stat().st_size for file in temporary.parent.iterdir()]
         check_target(to, path, overwrite)  # somebody may have written a file there in the meantime
     if to == "onnx" and len(sizes) == 1:
-        data_path(path.resolve()).unlink(missing_ok=True)  # weights of the file that was replaced
-    notes = tuple(export_notes(checkpoint, expected))
-    return Exported(path=str(path), to=to, bytes=sum(sizes), difference=difference, images=len(expected), notes=notes)
+        onnx_weights(path.resolve()).unlink(missing_ok=True)  # weights of the file that was replaced
+    return Exported(
+        path=str(path),
+        to=to,
+        precision=precision,
+        bytes=sum(sizes),
+        difference=difference,
+        images=len(expected),
+        origin=images.origin if images is not None and len(images.compared) else "random images",
+        drop=quantized.drop if quantized else None,
+        kept=quantized.kept if quantized else (),
+        notes=tuple(export_notes(checkpoint, expected)),
+    )
 
 
-def check_target(to: str, path: str | Path, overwrite: bool) -> Target:
+def check_calibration(images: RealImages | None) -> None:
+    """Raise ConfigError unless there are images to calibrate int8 with and to measure the accuracy on."""
+    if images is None or min(len(images.calibration), len(images.compared)) < MIN_CALIBRATION_IMAGES:
+        count = 0 if images is None else min(len(images.calibration), len(images.compared))
+        problem = f"int8 needs at least {MIN_CALIBRATION_IMAGES} images each to calibrate and to compare (got {count})."
+        raise ConfigError(problem, hint="Pass --images FOLDER with images like those that the model will see.")
+
+
+def comparison_batches(checkpoint: Checkpoint, images: RealImages | None) -> list[Tensor]:
+    """Return random images, alone and several at once, and the real ones if there are any."""
+    batches = [random_images(checkpoint, size) for size in BATCH_SIZES]
+    if images is not None and len(images.compared):
+        batches += torch.from_numpy(images.compared).split(COMPARED_BATCH)
+    return batches
+
+
+def check_target(to: str, path: str | Path, overwrite: bool, precision: str = "float32") -> Target:
     """Return the format, or raise before any work if the file cannot be written."""
     if to not in TARGETS:
         raise ConfigError(f"to must be one of {', '.join(TARGETS)} (got {to!r}).", hint=did_you_mean(str(to), TARGETS))
     if not isinstance(path, str | Path):
         raise ConfigError(f"path must be a file name (got {path!r}).")
-    path = Path(path)
+    target, path = TARGETS[to], Path(path)
+    check_precision(to, precision)
     if path.is_dir():
         raise WeightsError(f"{path} is a folder; expected a file name.")
-    if path.suffix != f".{to}":
-        raise ConfigError(f"{path} must end in .{to}.", hint=f"Use {path.with_suffix(f'.{to}').name}.")
-    for file in (path, data_path(path)) if to == "onnx" else (path,):
+    if path.suffix != target.suffix:
+        raise ConfigError(f"{path} must end in {target.suffix}.", hint=f"Use {path.with_suffix(target.suffix).name}.")
+    for file in filter(None, (path, target.weights(path))):
         if os.path.lexists(file) and not overwrite:
             raise WeightsError(f"{file} already exists.", hint="Pass --overwrite to replace it.")
     if not path.parent.is_dir():
         raise WeightsError(f"Cannot write {path}: the folder {path.parent} does not exist.", hint="Create it first.")
-    if to == "onnx":
-        onnx.check_packages()
-    return TARGETS[to]
-
-
-def data_path(path: Path) -> Path:
-    """Return where ONNX stores the weights of a model that is too large for one file."""
-    return path.with_name(f"{path.name}.data")
+    target.check()
+    return target
 
 
 @contextmanager
@@ -171,10 +167,11 @@ def _errors_of(to: str) -> Iterator[None]:
         raise VitralError(f"Cannot export this model to {to}: {first_line(error)}.") from error
 
 
-def file_metadata(checkpoint: Checkpoint) -> dict[str, Any]:
+def file_metadata(checkpoint: Checkpoint, precision: str = "float32") -> dict[str, Any]:
     """Return the description that is stored in the file."""
     return {
         "vitral": __version__,
+        "precision": precision,
         "config": config_as_dict(checkpoint.model.config),
         "preprocess": checkpoint.preprocess.as_dict(),
         "labels": checkpoint.labels,
@@ -196,19 +193,14 @@ def compute_outputs(network: nn.Module, batches: Sequence[Tensor]) -> np.ndarray
     return outputs
 
 
-def trace(network: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    """Trace the network for images of one size and any batch size."""
-    with torch.no_grad():
-        return torch.export.export(network, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
-
-
-def compare(run: Run, batches: Sequence[Tensor], expected: np.ndarray) -> float:
+def compare(run: Run, batches: Sequence[Tensor], expected: np.ndarray, precision: str = "float32") -> float:
     """Return the largest relative difference of any output; raise VitralError if it exceeds the tolerance."""
     outputs = np.concatenate([run(images.numpy()) for images in batches])
     difference = float(np.abs(outputs - expected).max()) / max(1.0, float(np.abs(expected).max()))
-    if not difference <= TOLERANCE:  # also if it is NaN
+    tolerance = TOLERANCES[precision]
+    if not difference <= tolerance:  # also if it is NaN
         problem = f"The exported file's outputs differ from the model's by {difference:.1e}"
-        raise VitralError(f"{problem} (expected at most {TOLERANCE:.0e}); it was deleted.")
+        raise VitralError(f"{problem} (expected at most {tolerance:.0e}); it was deleted.")
     return difference
 
 

@@ -1,7 +1,6 @@
 """Load a model for inference: a checkpoint on its device, with its preprocessing and labels."""
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,9 @@ from torch import Tensor
 from vitral.data.transforms import normalize
 from vitral.devices import choose_device
 from vitral.errors import ConfigError, WeightsError, check_choice, check_type
+from vitral.inference.engines import Engine, describe_engine
+from vitral.inference.engines.torch_eager import as_tensor, computing
+from vitral.inference.exported_model import is_exported
 from vitral.model.features import Features
 from vitral.model.network import Network
 from vitral.model.vit import ViT
@@ -42,15 +44,31 @@ class LoadedModel:
     """The run that the model comes from, if any."""
     warnings: tuple[str, ...] = ()
     """Warnings about the checkpoint, such as a config.json that contradicts it."""
+    engine: Engine | None = None
+    """The engine that computes batches of its size; None for eager torch, which computes everything else."""
+
+    @property
+    def computed_by(self) -> str:
+        """Return the engine and the precision of batches of the model's size."""
+        return f"torch {self.precision}" if self.engine is None else describe_engine(self.engine)
+
+    @property
+    def step_hw(self) -> tuple[int, int]:
+        """Return what the sides of an image must be multiples of."""
+        return self.model.config.step_hw
 
     def logits(self, images: Images) -> Tensor:
         """Return (B, K) logits in float32 on the CPU."""
+        if (engine := self._engine_for(images)) is not None:
+            return as_tensor(engine.logits(images.numpy()))  # type: ignore[union-attr]
         with self._computing():
             return self.model(to_device(images, self.preprocess, self.device)).float().cpu()
 
     def features(self, images: Images) -> Tensor:
         """Return (B, D), the input of the head, in float32 on the CPU."""
         self._check_pool()
+        if (engine := self._engine_for(images)) is not None:
+            return as_tensor(engine.features(images.numpy()))  # type: ignore[union-attr]
         with self._computing():
             features: Features | list[Features] = self.model.features(to_device(images, self.preprocess, self.device))
             pooled = torch.cat([image.pooled for image in features]) if isinstance(features, list) else features.pooled
@@ -113,13 +131,13 @@ class LoadedModel:
         if self.model.config.pool == "none":
             raise ConfigError("This model outputs one vector per token (pool='none'), not one per image.")
 
-    @contextmanager
-    def _computing(self) -> Generator[None]:
-        """Disable gradients and compute in the model's precision."""
-        is_lower = self.precision != "float32"
-        dtype = getattr(torch, self.precision) if is_lower else torch.bfloat16
-        with torch.inference_mode(), torch.autocast(self.device.type, dtype=dtype, enabled=is_lower):
-            yield
+    def _engine_for(self, images: Images) -> Engine | None:
+        """Return the engine if it takes these images."""
+        is_batch = isinstance(images, Tensor) and self.engine is not None
+        return self.engine if is_batch and self.engine.size == tuple(images.shape[2:]) else None  # type: ignore[union-attr]
+
+    def _computing(self) -> AbstractContextManager[None]:
+        return computing(self.device, self.precision)
 
 
 def to_device(images: Images, preprocess: Preprocess, device: torch.device) -> Images:
@@ -180,6 +198,9 @@ def open_checkpoint(
         height, width = source.model.config.image_hw
         hint = f"Use vitral.load(..., image_size={image_size})."
         raise ConfigError(f"This Checkpoint has the image size {height} x {width}.", hint=hint)
+    if is_exported(source):
+        hint = "Pass the checkpoint that it was exported from. `predict` and `evaluate` take exported files."
+        raise WeightsError(f"{source} is an exported file, which this command does not take.", hint=hint)
     hint = "Pass a run folder, a weights file, a name or a Checkpoint."
     check_type("A model", source, str, Path, Checkpoint, hint=hint)
     run = Run.open(Path(source)) if not str(source).startswith("hf:") and Run.is_run(Path(source)) else None

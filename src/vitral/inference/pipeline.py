@@ -2,25 +2,25 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from vitral.collectives import current_world, gather, is_shared
+from vitral.collectives import gather, is_shared
 from vitral.data.batches import Batch, BatchLoader, ImageDataset
 from vitral.data.dataset import Item
+from vitral.data.prefetch import loading_threads
 from vitral.data.scan import Progress
 from vitral.devices import World
 from vitral.errors import DataError
 
 if TYPE_CHECKING:
+    from vitral.inference.exported_model import ExportedModel
     from vitral.inference.loaded_model import LoadedModel
 
 Compute = Callable[[Tensor | list[Tensor]], Tensor]
 """Return one row per image of a batch."""
-AnyImage = TypeVar("AnyImage")
-Output = TypeVar("Output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class ModelOutputs:
 
 
 def make_loader(
-    model: "LoadedModel",
+    model: "LoadedModel | ExportedModel",
     items: Sequence[Item],
     *,
     multi_label: bool = False,
@@ -79,11 +79,12 @@ def make_loader(
 ) -> BatchLoader:
     """Return a loader that preprocesses the images as the model expects them, in order."""
     return BatchLoader(
-        images=ImageDataset(items, model.preprocess, patch=model.model.config.step_hw),
+        images=ImageDataset(items, model.preprocess, patch=model.step_hw),
         batch_size=batch_size,
         classes=len(model.labels),
         multi_label=multi_label,
         workers=workers,
+        threads=loading_threads(),
         rank=world.rank,
         world=world.size,
     )
@@ -166,20 +167,6 @@ def run_batches(
     outputs, labels, indices = map(torch.cat, zip(*parts, strict=True)) if parts else (torch.empty(0, 0), none, none)
     unreadable = tuple((items[index].key, reason) for index, reason in bad)
     return ModelOutputs(items=items, outputs=outputs, labels=labels, indices=indices, unreadable=unreadable)
-
-
-def share_images(
-    images: Sequence[AnyImage], batch_size: int, compute: Callable[[Sequence[AnyImage]], Iterable[Output]]
-) -> Iterator[Output]:
-    """Yield the outputs of all images, in order, in every process of a command.
-
-    The batches are those of one process, and so are the outputs, bit for bit: the processes compute batches in turn.
-    """
-    world = current_world()
-    for start in range(0, len(images), batch_size * world.size):
-        first = start + batch_size * world.rank
-        for outputs in gather(list(compute(images[first : first + batch_size]))):
-            yield from outputs
 
 
 def no_readable_image(items: Sequence[Item], unreadable: Sequence[tuple[str, str]]) -> DataError:

@@ -1,61 +1,41 @@
-"""Predict labels of images with the same preprocessing and the same numbers as `vitral evaluate`."""
+"""Predict labels of images with the same preprocessing and the same numbers as `vitral evaluate`.
+
+Worker threads decode and resize the next images while the model computes a batch. Exported files run without torch.
+"""
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from vitral.data.dataset import FileSource
 from vitral.data.decode import BadImageError, from_array, from_pillow
+from vitral.data.headers import Pixels
+from vitral.data.prefetch import load_ahead, loading_threads
 from vitral.data.sources.image_files import find_images
-from vitral.data.transforms import preprocess_image
 from vitral.errors import ConfigError, DataError, check_int
-from vitral.inference.loaded_model import Images, LoadedModel, load_model
-from vitral.inference.novelty import Novelty
-from vitral.weights.checkpoint import Checkpoint
+from vitral.inference.engines import Gate
+from vitral.inference.exported_model import ExportedModel, check_not_merged, is_exported, open_exported
+from vitral.inference.prediction import Failure as Failure
+from vitral.inference.prediction import Prediction as Prediction
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import Tensor
+
+    from vitral.inference.loaded_model import LoadedModel
+    from vitral.inference.torch_backend import TorchBackend
+    from vitral.weights.checkpoint import Checkpoint
 
     ImageInput = str | Path | bytes | Image | np.ndarray | Tensor
 
 MAX_BATCH_SIZE = 2**31
 AnyInput = TypeVar("AnyInput", bound="ImageInput")
 Output = TypeVar("Output")
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class Prediction:
-    """The labels of one image with their probabilities."""
-
-    label: str
-    """The most probable label."""
-    probability: float
-    labels: tuple[str, ...] = field(repr=False)
-    probabilities: np.ndarray = field(repr=False)
-    """(K,): the probability of each label. They sum to 1 unless the model is multi-label."""
-    unusual: float | None = None
-    """From 0 to 1: the fraction of images like those of the training that are less unusual. None without a run that
-    stored the statistics of its training features."""
-
-    def top(self, k: int = 5) -> list[tuple[str, float]]:
-        """Return the k most probable labels with their probabilities, most probable first."""
-        check_int("k", k, minimum=1)
-        order = np.argsort(-self.probabilities, kind="stable")[:k]
-        return [(self.labels[index], float(self.probabilities[index])) for index in order]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
-    """The reason why an image cannot be used."""
-
-    reason: str
 
 
 class Predictor:
@@ -67,33 +47,67 @@ class Predictor:
 
     def __init__(
         self,
-        source: str | Path | Checkpoint,
+        source: "str | Path | Checkpoint",
         *,
         device: str = "auto",
-        precision: str = "float32",
+        engine: str = "auto",
+        precision: str = "auto",
         batch_size: int = 32,
         image_size: int | tuple[int, int] | None = None,
         merge: int | None = None,
+        gate: Gate = Gate(),  # noqa: B008 (frozen)
+        on_choice: Callable[[str], None] = lambda reason: None,
     ):
         """Load the model.
 
         Args:
-            source: a run folder, a weights file, a shipped or pretrained name, ``hf:owner/name``, or a Checkpoint.
+            source: a run folder, a weights file, an ONNX or OpenVINO file of `vitral.export`, a shipped or pretrained
+                name, ``hf:owner/name``, or a Checkpoint.
             device: cpu, cuda, cuda:1, mps or auto.
-            precision: float32, bfloat16 or float16.
+            engine: torch, compiled, onnxruntime or openvino. auto is torch for a few images; for many, it measures the
+                installed engines once and takes the fastest that agrees with float32 torch.
+            precision: float32, bfloat16 or float16; auto is float32, or bfloat16 where an engine measures it faster.
             batch_size: images per batch.
             image_size: another input size than the model was trained at.
             merge: pairs of similar tokens to merge per block. Faster, and slightly less accurate.
+            gate: the agreement with float32 torch that other engines and precisions need.
+            on_choice: called with one line about the engine that was chosen.
         """
         self.batch_size = check_int("batch_size", batch_size, minimum=1, maximum=MAX_BATCH_SIZE)
-        self.loaded = load_model(source, device=device, precision=precision, image_size=image_size, merge=merge)
+        self._name = str(source) if isinstance(source, str | Path) else "a Checkpoint"
+        if isinstance(source, str | Path) and is_exported(source):
+            check_not_merged(merge)
+            options: dict[str, Any] = dict(engine=engine, precision=precision, image_size=image_size, device=device)
+            self._backend: TorchBackend | ExportedModel = open_exported(source, **options)
+        else:
+            from vitral.inference import torch_backend
+
+            self._backend = torch_backend.TorchBackend(
+                source,
+                device=device,
+                engine=engine,
+                precision=precision,
+                batch_size=self.batch_size,
+                image_size=image_size,
+                merge=merge,
+                gate=gate,
+                on_choice=on_choice,
+            )
         self.labels = self.loaded.labels
-        self.novelty = _read_novelty(self.loaded)
-        self._name = "a Checkpoint" if isinstance(source, Checkpoint) else str(source)
 
     def __repr__(self) -> str:
-        size = " x ".join(map(str, self.loaded.model.config.image_hw))
-        return f"<Predictor of {self._name}: {len(self.labels)} labels, images of {size}, on {self.loaded.device}>"
+        size = " x ".join(map(str, self.loaded.preprocess.size))
+        return f"<Predictor of {self._name}: {len(self.labels)} labels, images of {size}, by {self.engine}>"
+
+    @property
+    def loaded(self) -> "LoadedModel | ExportedModel":
+        """Return the model that runs."""
+        return self._backend if isinstance(self._backend, ExportedModel) else self._backend.loaded
+
+    @property
+    def engine(self) -> str:
+        """Return the engine and the precision that compute the next batch, such as "openvino bfloat16"."""
+        return self.loaded.computed_by
 
     @overload
     def __call__(self, images: "bytes | Image | np.ndarray | Tensor") -> Prediction: ...
@@ -123,36 +137,44 @@ class Predictor:
 
     def features(self, images: "Iterable[AnyInput] | str | Path") -> "Iterator[tuple[AnyInput, np.ndarray | Failure]]":
         """Yield each image with its embedding (D,), or with a Failure, as `stream` does."""
-        yield from self._stream(images, lambda batch: self.loaded.check_finite(self.loaded.features(batch)).numpy())
+        yield from self._stream(images, self._backend.embed)
+
+    @property
+    def may_round(self) -> bool:
+        """Return whether some of the runs with these options compute in a lower precision than float32."""
+        return isinstance(self._backend, ExportedModel) or self._backend.may_round
+
+    @property
+    def feature_width(self) -> int:
+        """Return the width of an embedding."""
+        if isinstance(self._backend, ExportedModel):
+            return 0
+        config = self._backend.loaded.model.config
+        return config.representation or config.pooled_width
 
     def preprocessed(self, images: "Iterable[AnyInput] | str | Path") -> "Iterator[tuple[AnyInput, Tensor | Failure]]":
         """Yield each image as uint8 (C, H, W), the model's input before normalization, or with a Failure."""
-        yield from self._stream(images, lambda batch: batch)
+        import torch
 
-    def predict_prepared(self, images: Sequence[Tensor]) -> list[Prediction]:
-        """Return a prediction per image of one batch: uint8 (C, H, W) as `preprocess_image` returns them."""
-        return self._predict(_stack(images))
+        yield from self._stream(images, lambda batch: map(torch.from_numpy, batch))
 
-    def features_prepared(self, images: Sequence[Tensor]) -> np.ndarray:
+    def predict_prepared(self, images: Sequence[np.ndarray]) -> list[Prediction]:
+        """Return a prediction per image of one batch: uint8 (C, H, W) as `preprocess` returns them."""
+        return self._predict(list(images))
+
+    def features_prepared(self, images: Sequence[np.ndarray]) -> np.ndarray:
         """Return the embeddings (B, D) of one batch of images, as `predict_prepared` takes them."""
-        return self.loaded.check_finite(self.loaded.features(_stack(images))).numpy()
+        return self._backend.embed(list(images))
 
     def check_can_reject(self) -> None:
         """Raise ConfigError if the model cannot measure how unusual an image is."""
-        if self.novelty is None:
+        if isinstance(self._backend, ExportedModel) or self._backend.novelty is None:
             problem = f"{self._name} has no statistics of its training images, which --reject needs."
             raise ConfigError(problem, hint="Pass the folder of a run that this version of `vitral train` finished.")
 
-    def _predict(self, images: Images) -> list[Prediction]:
+    def _predict(self, images: list[np.ndarray]) -> list[Prediction]:
         """Return a prediction per image, from one forward pass."""
-        unusual: list[float] | None = None
-        if self.novelty is None:
-            logits = self.loaded.logits(images)
-        else:
-            features = self.loaded.features(images)
-            unusual = [float(value) for value in self.novelty.score(self.loaded.check_finite(features)).numpy()]
-            logits = self.loaded.classify(features)
-        rows = self.loaded.probabilities(self.loaded.check_finite(logits)).numpy()
+        rows, unusual = self._backend.predict(images)
         best: list[int] = rows.argmax(1).tolist()
         return [
             Prediction(
@@ -161,70 +183,80 @@ class Predictor:
                 labels=self.labels,
                 probabilities=row,
                 unusual=None if unusual is None else unusual[number],
+                engine=self.engine,
             )
             for number, (row, index) in enumerate(zip(rows, best, strict=True))
         ]
 
     def _stream(
-        self, images: "Iterable[AnyInput] | str | Path", compute: Callable[[Images], "Iterable[Output]"]
+        self, images: "Iterable[AnyInput] | str | Path", compute: Callable[[list[np.ndarray]], "Iterable[Output]"]
     ) -> "Iterator[tuple[AnyInput, Output | Failure]]":
         if isinstance(images, str | Path):
             listed = find_images([str(images)], ()) if _is_folder(images) else [str(images)]
             images = cast("Iterable[AnyInput]", listed)
-        remaining = iter(images)
-        while batch := list(islice(remaining, self.batch_size)):
-            inputs = [self._preprocess(image) for image in batch]
-            usable = [image for image in inputs if isinstance(image, Tensor)]
-            outputs = iter(compute(_stack(usable)) if usable else ())
-            for image, preprocessed in zip(batch, inputs, strict=True):
+        total = len(images) if isinstance(images, Sequence) else 0
+        for batch in self._load_batches(images, is_known=total > 0):
+            usable = [image for _, image in batch if not isinstance(image, Failure)]
+            if usable:
+                self._backend.choose(usable, total)
+            outputs = iter(compute(usable) if usable else ())
+            for image, preprocessed in batch:
                 yield image, preprocessed if isinstance(preprocessed, Failure) else next(outputs)
 
-    def _preprocess(self, image: object) -> Tensor | Failure:
-        """Return uint8 (C, H, W), the model's input before normalization."""
-        from PIL.Image import Image
+    def _load_batches(
+        self, images: "Iterable[AnyInput]", *, is_known: bool
+    ) -> "Iterator[list[tuple[AnyInput, np.ndarray | Failure]]]":
+        """Yield batches of preprocessed images.
 
-        preprocess = self.loaded.preprocess
+        While one is computed, threads load the next. From an iterator, whose images may not exist yet, no image is
+        requested before its batch begins.
+        """
+        threads, size = loading_threads(), self.batch_size
+        if is_known:
+            has_many = len(cast("Sequence[AnyInput]", images)) > 1
+            loaded = load_ahead(images, self.preprocess, threads=threads if has_many else 0, ahead=size)
+            while batch := list(islice(loaded, size)):
+                yield batch
+            return
+        remaining = iter(images)
+        while chunk := list(islice(remaining, size)):
+            threads = min(threads, len(chunk)) if len(chunk) > 1 else 0
+            yield list(load_ahead(chunk, self.preprocess, threads=threads, ahead=len(chunk)))
+
+    def preprocess(self, image: object) -> "np.ndarray | Failure":
+        """Return uint8 (C, H, W), the model's input before normalization."""
         try:
-            if isinstance(image, str | Path):
-                content = FileSource(str(image)).read()
-            elif isinstance(image, bytes):
-                content = image
-            elif isinstance(image, Image):
-                content = from_pillow(image, preprocess.channels, background=preprocess.background)
-            elif isinstance(image, np.ndarray):
-                content = from_array(cast(np.ndarray, image), preprocess.channels, background=preprocess.background)
-            elif isinstance(image, Tensor):
-                array = _as_array(image)
-                content = from_array(array, preprocess.channels, background=preprocess.background)
-            else:
-                expected = "a path, bytes, a PIL image, an array (H, W, C) or a uint8 tensor (C, H, W)"
-                raise DataError(f"Expected {expected}, got {type(image).__name__}.")
-            return preprocess_image(content, preprocess, patch=self.loaded.model.config.step_hw).contiguous()
+            return self._backend.prepare(self._read(image))
         except BadImageError as error:
             return Failure(reason=str(error))
 
+    def _read(self, image: object) -> bytes | Pixels:
+        from PIL.Image import Image
 
-def _read_novelty(model: LoadedModel) -> Novelty | None:
-    """Return the statistics that the model's run stored, or None."""
-    if model.run is None or not model.run.novelty.is_file():
-        return None
-    novelty, config = Novelty.load(model.run.novelty), model.model.config
-    width = config.representation or config.pooled_width
-    if novelty.width != width:
-        problem = f"{model.run.novelty} does not fit the model (got {novelty.width} features; expected {width})."
-        raise ConfigError(problem, hint="Delete it to predict without `unusual`.")
-    return novelty
+        preprocess = self.loaded.preprocess
+        options: dict[str, Any] = dict(channels=preprocess.channels, background=preprocess.background)
+        if isinstance(image, str | Path):
+            return FileSource(str(image)).read()
+        if isinstance(image, bytes):
+            return image
+        if isinstance(image, Image):
+            return from_pillow(image, **options)
+        if isinstance(image, np.ndarray):
+            return from_array(cast(np.ndarray, image), **options)
+        if _is_tensor(image):
+            return from_array(_as_array(cast("Tensor", image)), **options)
+        expected = "a path, bytes, a PIL image, an array (H, W, C) or a uint8 tensor (C, H, W)"
+        raise DataError(f"Expected {expected}, got {type(image).__name__}.")
 
 
-def _stack(images: Sequence[Tensor]) -> Images:
-    """Return (B, C, H, W) for images of one size, else a list."""
-    is_one_size = len({image.shape for image in images}) == 1
-    return torch.stack(list(images)) if is_one_size else list(images)
+def _is_tensor(image: object) -> bool:
+    torch = sys.modules.get("torch")  # without torch, nobody has a tensor
+    return torch is not None and isinstance(image, torch.Tensor)
 
 
-def _as_array(image: Tensor) -> np.ndarray:
+def _as_array(image: "Tensor") -> np.ndarray:
     """Return a uint8 tensor (C, H, W) as an array (H, W, C). Raise DataError for other tensors."""
-    if image.dtype != torch.uint8 or image.ndim != 3:
+    if str(image.dtype) != "torch.uint8" or image.ndim != 3:
         raise DataError(
             f"Expected a uint8 tensor (C, H, W), got {str(image.dtype).removeprefix('torch.')} {tuple(image.shape)}.",
             hint="Pass pixels from 0 to 255 before normalization, one image at a time or as a list.",

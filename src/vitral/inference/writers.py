@@ -4,25 +4,29 @@ import csv
 import io
 import json
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, NoReturn, TextIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, NoReturn, TextIO, TypeVar
 
 import numpy as np
 
-from vitral.collectives import current_world, from_first
+from vitral.collectives import current_world, from_first, gather
 from vitral.data.dataset import import_pyarrow
 from vitral.data.scan import Progress
 from vitral.errors import ConfigError, VitralError, check_int
 from vitral.files import as_text, atomic_path, to_json, try_lock
-from vitral.inference.pipeline import share_images
-from vitral.inference.predictor import Failure, Predictor
+from vitral.inference.engines import Gate
+from vitral.inference.prediction import Failure
 
+if TYPE_CHECKING:
+    from vitral.inference.predictor import Predictor
+
+Output = TypeVar("Output")
 MAX_ROW_BYTES = 2**24
 """A longer row of a file to resume was not written by vitral."""
 TOLERANCE = 1e-3
@@ -136,9 +140,13 @@ class PredictionFile:
     rows: int
     failed: int
     """Number of unusable images, whose rows hold the reason."""
+    engine: str = "torch float32"
+    """The engine and the precision that computed the rows."""
 
 
-def predict_rows(predictor: Predictor, files: Sequence[str], *, top: int, reject: float | None = None) -> Iterator[Row]:
+def predict_rows(
+    predictor: "Predictor", files: Sequence[str], *, top: int, reject: float | None = None
+) -> Iterator[Row]:
     """Yield a row per image, in order. Images that are at least as unusual as ``reject`` have no labels."""
     for file, result in predictor.stream(files):
         if isinstance(result, Failure):
@@ -148,8 +156,25 @@ def predict_rows(predictor: Predictor, files: Sequence[str], *, top: int, reject
             yield Row(file, [] if is_rejected else result.top(top), unusual=result.unusual)
 
 
+def share_images(
+    images: Sequence[str], batch_size: int, compute: Callable[[Sequence[str]], Iterable[Output]]
+) -> Iterator[Output]:
+    """Yield the outputs of all images, in order, in every process of a command.
+
+    The batches are those of one process, and so are the outputs, bit for bit: the processes compute batches in turn.
+    """
+    world = current_world()
+    if world.size == 1:
+        yield from compute(images)
+        return
+    for start in range(0, len(images), batch_size * world.size):
+        first = start + batch_size * world.rank
+        for outputs in gather(list(compute(images[first : first + batch_size]))):
+            yield from outputs
+
+
 def share_rows(
-    predictor: Predictor, files: Sequence[str], *, start: int = 0, top: int, reject: float | None = None
+    predictor: "Predictor", files: Sequence[str], *, start: int = 0, top: int, reject: float | None = None
 ) -> Iterator[Row]:
     """Yield the rows of `predict_rows`, from row ``start`` on, in every process of a command.
 
@@ -162,7 +187,7 @@ def share_rows(
 
 
 def predict_to_file(
-    predictor: Predictor,
+    predictor: "Predictor",
     files: Sequence[str],
     out: Path,
     *,
@@ -199,11 +224,11 @@ def predict_to_file(
                 os.fsync(stream.fileno())
                 yield Progress(done=number, total=len(files))
         text.flush()
-    yield PredictionFile(path=out, rows=len(files), failed=failed)
+    yield PredictionFile(path=out, rows=len(files), failed=failed, engine=predictor.engine)
 
 
 def _help_to_predict(
-    predictor: Predictor, files: Sequence[str], out: Path, *, top: int, reject: float | None
+    predictor: "Predictor", files: Sequence[str], out: Path, *, top: int, reject: float | None
 ) -> Iterator[Progress | PredictionFile]:
     """Predict the part of the images that another process writes; yield progress, then the result without old rows."""
     start, failed = from_first(0), 0
@@ -282,7 +307,7 @@ def _complete_records(stream: BinaryIO, *, quoted: bool) -> Iterator[bytes]:
 
 
 def _check_same_model(
-    rows: Sequence[WrittenRow], predictor: Predictor, files: Sequence[str], *, top: int, reject: float | None
+    rows: Sequence[WrittenRow], predictor: "Predictor", files: Sequence[str], *, top: int, reject: float | None
 ) -> None:
     """Raise ConfigError if the model no longer predicts the last row whose image is still readable."""
     for row, file in zip(reversed(rows), reversed(files[: len(rows)]), strict=True):
@@ -295,13 +320,22 @@ def _check_same_model(
             hint = "Resume with the same --reject, or pass another --out."
             raise ConfigError(f"--out has the label {row.label} for {row.file}, which is now rejected.", hint=hint)
         label, probability = current.top[0]
-        if (len(current.top), label) != (row.width, row.label) or not abs(probability - row.probability) < TOLERANCE:
+        if len(current.top) != row.width or not _agrees(row, current, predictor):
             raise ConfigError(
                 f"--out has {row.label} ({row.probability:.1%}, {row.width} labels) for {row.file}, but the model now "
                 f"predicts {label} ({probability:.1%}, {len(current.top)} labels).",
                 hint="Resume with the same model and --top, or pass another --out.",
             )
         return
+
+
+def _agrees(row: WrittenRow, current: Row, predictor: "Predictor") -> bool:
+    """Return whether a prediction equals that of an earlier run, which may have computed in a lower precision."""
+    label, probability = current.top[0]
+    if label == row.label and abs(probability - row.probability) < TOLERANCE:
+        return True
+    found = dict(current.top).get(row.label or "", float("inf"))
+    return predictor.may_round and abs(found - row.probability) <= Gate().max_difference
 
 
 # ---- features ----
@@ -316,9 +350,11 @@ class FeatureFile:
     width: int
     failures: tuple[tuple[str, str], ...]
     """Unusable images, which are left out, each with the reason."""
+    engine: str = "torch float32"
+    """The engine and the precision that computed the features."""
 
 
-def features_to_file(predictor: Predictor, files: Sequence[str], out: Path) -> Iterator[Progress | FeatureFile]:
+def features_to_file(predictor: "Predictor", files: Sequence[str], out: Path) -> Iterator[Progress | FeatureFile]:
     """Write the embedding of each image to a new file; yield progress, then the result.
 
     An .npz file has the arrays ``files`` and ``features``, a Parquet file the columns ``file`` and ``features``. In
@@ -337,11 +373,11 @@ def features_to_file(predictor: Predictor, files: Sequence[str], out: Path) -> I
             names.append(as_text(file))
             rows.append(features)
         yield Progress(done=number, total=len(files))
-    config = predictor.loaded.model.config
-    width = config.representation or config.pooled_width
+    width = predictor.feature_width
     if is_first:
         _write_features(out, names, np.stack(rows) if rows else np.empty((0, width), np.float32))
-    yield FeatureFile(path=out, images=len(files) - len(failures), width=width, failures=tuple(failures))
+    images = len(files) - len(failures)
+    yield FeatureFile(path=out, images=images, width=width, failures=tuple(failures), engine=predictor.engine)
 
 
 def check_feature_target(out: Path) -> None:

@@ -40,7 +40,19 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 PROTECTED = ("/api/", "/metrics")
 """Paths that need the token; the page asks for it, and probes of health have none."""
 ROUTES = frozenset(
-    "/ /docs /openapi.json /healthz /readyz /metrics /api/model /api/models /api/predict /api/attention /api/features".split()
+    [
+        "/",
+        "/docs",
+        "/openapi.json",
+        "/healthz",
+        "/readyz",
+        "/metrics",
+        "/api/model",
+        "/api/models",
+        "/api/predict",
+        "/api/attention",
+        "/api/features",
+    ]
 )
 
 

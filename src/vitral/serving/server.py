@@ -102,7 +102,7 @@ async def _run(settings: ServeSettings, listener: socket.socket, on_ready: Calla
         await service.stop()
 
 
-def _make_server(service: "Service"):  # noqa: ANN202 (the class is local, because uvicorn is optional)
+def _make_server(service: "Service"):
     import uvicorn
 
     from vitral.serving.app import build_app

@@ -27,8 +27,9 @@ from vitral.data.batches import Batch, BatchLoader, ImageDataset, epoch_order, l
 from vitral.data.dataset import Item
 from vitral.data.scan import Progress
 from vitral.errors import DataError
-from vitral.evaluation.feature_cache import add_items, weights_digest
+from vitral.evaluation.feature_cache import add_items
 from vitral.files import flush_to_disk, sha256_of, write_json
+from vitral.inference.engines.fingerprint import weights_digest
 from vitral.inference.loaded_model import LoadedModel
 from vitral.inference.pipeline import make_loader
 from vitral.model.config import ViTConfig

@@ -1,8 +1,8 @@
-"""ONNX: written by torch's exporter, run by ONNX Runtime."""
+"""Write a traced network as ONNX, with what ONNX Runtime needs to compute it correctly."""
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 KEY = "vitral"
 """Name of the metadata entry with the JSON that describes the model."""
+MIN_ROUNDED = 1024
+"""Smaller tensors stay in float32: they take no space, and constants of the graph are among them."""
 MAX_BYTES = 1536 * 2**20
 """Weights above this size go to a file .onnx.data beside the model, because protobuf ends at 2 GiB."""
 
@@ -42,25 +44,33 @@ def _unfused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     return ((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1) + bias).softmax(dim=-1) @ v
 
 
-def write(program: torch.export.ExportedProgram, path: Path, output: str, metadata: str) -> None:
-    with _silence():
-        exported: Any = torch.onnx.export(
-            program, dynamo=True, input_names=["images"], output_names=[output], verbose=False
-        )
+def write(
+    program: torch.export.ExportedProgram, path: Path, output: str, metadata: str, *, precision: str = "float32"
+) -> None:
+    """Write an ONNX file; weights above `MAX_BYTES` go to a file beside it."""
+    exported = translate(program, [output])
+    if precision != "float32":
+        _round_weights(exported.model.graph, precision)
     exported.model.metadata_props[KEY] = metadata
-    _name_batch_dimension(exported.model.graph)
-    _guard_padded_pools(exported.model.graph)
-    for node in exported.model.graph:
-        node.metadata_props.clear()  # stack traces, with the paths of this machine
     size = sum(tensor.nbytes for tensor in program.state_dict.values())
     exported.save(path, external_data=size > MAX_BYTES)
 
 
-def load(path: Path) -> Callable[[np.ndarray], np.ndarray]:
-    from onnxruntime import InferenceSession
+def to_bytes(program: torch.export.ExportedProgram, outputs: list[str]) -> bytes:
+    """Return an ONNX model of at most 2 GiB."""
+    return translate(program, outputs).model_proto.SerializeToString()
 
-    session: Any = InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda images: session.run(None, {"images": images})[0]
+
+def translate(program: torch.export.ExportedProgram, outputs: list[str]) -> Any:  # noqa: ANN401 (torch.onnx.ONNXProgram)
+    """Translate a traced network to ONNX."""
+    with _silence():
+        export: Any = torch.onnx.export  # pyright: ignore[reportUnknownMemberType]
+        exported = export(program, dynamo=True, input_names=["images"], output_names=outputs, verbose=False)
+    _name_batch_dimension(exported.model.graph)
+    _guard_padded_pools(exported.model.graph)
+    for node in exported.model.graph:
+        node.metadata_props.clear()  # stack traces, with the paths of this machine
+    return exported
 
 
 def _name_batch_dimension(graph: "onnx_ir.Graph") -> None:
@@ -99,8 +109,28 @@ def _guard_padded_pools(graph: "onnx_ir.Graph") -> None:
         pool.replace_input_with(0, guard.outputs[0])
 
 
+def _round_weights(graph: "onnx_ir.Graph", precision: str) -> None:
+    """Store the weights in 16 bits. The runtime widens them once, when it opens the file, and computes in float32."""
+    import onnx_ir
+
+    kind = onnx_ir.DataType.FLOAT16 if precision == "float16" else onnx_ir.DataType.BFLOAT16
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or tensor.dtype != onnx_ir.DataType.FLOAT or tensor.size < MIN_ROUNDED:
+            continue
+        rounded = onnx_ir.Value(name=f"{name}.rounded", shape=value.shape, type=onnx_ir.TensorType(kind))
+        numbers = tensor.numpy().astype(kind.numpy())
+        rounded.const_value = onnx_ir.tensor(numbers, dtype=kind, name=rounded.name)
+        cast = onnx_ir.node("Cast", [rounded], attributes={"to": onnx_ir.DataType.FLOAT})
+        cast.outputs[0].name, cast.outputs[0].shape, cast.outputs[0].type = f"{name}.wide", value.shape, value.type
+        value.replace_all_uses_with(cast.outputs[0])
+        graph.initializers.pop(name)
+        graph.register_initializer(rounded)
+        graph.insert_before(graph[0], cast)
+
+
 @contextmanager
-def _silence() -> Iterator[None]:
+def _silence() -> Generator[None]:
     """Suppress the exporter's warnings about its own future and about packages that vitral does not use."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

@@ -1,0 +1,92 @@
+"""OpenVINO on the CPU. This module does not import torch, so that exported files start quickly."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitral.errors import missing_package
+from vitral.inference.engines.onnxruntime import available_cores
+
+if TYPE_CHECKING:
+    import torch
+
+    from vitral.model.network import Network
+    from vitral.preprocess import Preprocess
+
+HINTS = {"float32": "f32", "bfloat16": "bf16", "float16": "f32", "int8": "f32"}
+"""The precision of everything that is not int8. CPUs compute float16 files in float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenVinoEngine:
+    """A model that OpenVINO has compiled for this CPU. Threads that share it take turns."""
+
+    compiled: Any
+    outputs: tuple[str, ...]
+    size: tuple[int, int]
+    precision: str = "float32"
+    name: str = "openvino"
+    _lock: Lock = field(default_factory=Lock, repr=False)
+
+    def logits(self, images: np.ndarray) -> np.ndarray:
+        """Return (B, K) logits in float32."""
+        return self._run(images, "logits")
+
+    def features(self, images: np.ndarray) -> np.ndarray:
+        """Return (B, D), the input of the head, in float32."""
+        return self._run(images, "features")
+
+    def _run(self, images: np.ndarray, output: str) -> np.ndarray:
+        with self._lock:
+            results = self.compiled(np.ascontiguousarray(images))
+            return np.array(results[self.outputs.index(output)], dtype=np.float32)
+
+
+def import_openvino() -> Any:  # noqa: ANN401 (a module without types)
+    """Return the package, or raise MissingError."""
+    try:
+        import openvino
+    except ImportError:
+        raise missing_package("openvino", "fast", "OpenVINO") from None
+    return openvino
+
+
+def compile_model(model: Any, *, precision: str = "float32") -> OpenVinoEngine:  # noqa: ANN401
+    """Compile an openvino.Model with fixed height and width, or the file of one, for this CPU."""
+    core: Any = import_openvino().Core()
+    if isinstance(model, Path):
+        model = core.read_model(str(model))
+    options = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": HINTS[precision],
+        "INFERENCE_NUM_THREADS": available_cores(),
+    }
+    compiled = core.compile_model(model, "CPU", options)
+    shape = model.input(0).partial_shape
+    size = (shape[2].get_length(), shape[3].get_length())
+    outputs = tuple(output.get_any_name() for output in model.outputs)
+    return OpenVinoEngine(compiled=compiled, outputs=outputs, size=size, precision=precision)
+
+
+def convert_program(program: "torch.export.ExportedProgram", preprocess: "Preprocess", outputs: list[str]) -> Any:  # noqa: ANN401
+    """Return the openvino.Model of a traced network, for any batch of images of the model's size."""
+    openvino = import_openvino()
+    model: Any = openvino.convert_model(program)
+    model.reshape([-1, preprocess.channels, *preprocess.size])
+    model.input(0).set_names({"images"})
+    for port, name in zip(model.outputs, outputs, strict=True):
+        port.set_names({name})
+    return model
+
+
+def build_openvino(model: "Network", preprocess: "Preprocess", *, precision: str) -> OpenVinoEngine:
+    """Translate the network to OpenVINO in memory and compile it."""
+    from vitral.inference.engines import graph
+
+    network = graph.build_outputs(model, preprocess)
+    program = graph.trace_outputs(network, preprocess)
+    outputs = ["features", "logits"] if model.config.num_classes else ["features"]
+    return compile_model(convert_program(program, preprocess, outputs), precision=precision)
