@@ -49,9 +49,9 @@ def build_app(service: Service) -> Gate:
     )
     _add_error_handlers(app)
     _add_pages(app)
-    _add_health(app, service)
-    _add_models(app, service)
     _add_computation(app, service)
+    _add_models(app, service)
+    _add_health(app, service)
     return Gate(app, service.settings, service.metrics)
 
 

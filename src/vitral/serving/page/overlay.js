@@ -17,7 +17,8 @@ export class AttentionMap {
     $("maps").hidden = !model.methods.length;
     $("method").replaceChildren(...model.methods.map((name) => new Option(NAMES[name] ?? name, name)));
     $("method-row").hidden = model.methods.length < 2;
-    $("layer").max = $("layer").value = Math.max(1, model.layers);
+    $("layer").max = Math.max(1, model.layers);
+    $("layer").value = $("layer").max; // after its maximum, which clamps it
     $("head").max = model.heads;
     $("head").value = 0;
   }
@@ -82,15 +83,15 @@ function paint(canvas, image, values, box, strength) {
   const pixels = new ImageData(small.width, small.height);
   const most = Math.max(1e-9, ...values.flat());
   values.flat().forEach((value, at) => {
-    const level = Math.sqrt(value / most);
-    pixels.data.set([12 + 243 * level, 14 + 160 * level, 38 + 20 * level, 255 * strength * (0.85 - 0.5 * level)], 4 * at);
+    const level = (value / most) ** 0.7;
+    pixels.data.set([12 + 243 * level, 14 + 170 * level, 38 + 30 * level, 255 * strength * (0.9 - 0.65 * level)], 4 * at);
   });
   small.getContext("2d").putImageData(pixels, 0, 0);
   const context = canvas.getContext("2d");
   const [fullWidth, fullHeight] = shownSize(image);
   const [left, top] = [(width - fullWidth) / 2, (height - fullHeight) / 2];
   context.scale(scale, scale);
-  context.fillStyle = `rgb(12 14 38 / ${85 * strength}%)`;
+  context.fillStyle = `rgb(12 14 38 / ${90 * strength}%)`;
   context.fillRect(left, top, fullWidth, fullHeight); // outside of what the model sees
   const seen = [left + box.left * fullWidth, top + box.top * fullHeight, box.width * fullWidth, box.height * fullHeight];
   context.clearRect(...seen);

@@ -72,9 +72,9 @@ function showModel(model) {
     ["Network", `${model.architecture}, ${model.layers || "no"} layers, ${(model.parameters / 1e6).toFixed(1)} million parameters`],
     ["Input", `${width} × ${height} pixels, ${preprocess.channels} channels`],
     ["Preprocessing", `${resized}; ${preprocess.interpolation}${preprocess.antialias ? " with antialiasing" : ""}`],
-    ["Mean and deviation", `${preprocess.mean.map(rounded).join(", ")} and ${preprocess.std.map(rounded).join(", ")}`],
+    ["Mean and standard deviation", `${preprocess.mean.map(rounded).join(", ")} and ${preprocess.std.map(rounded).join(", ")}`],
     ["Runs on", `${model.device}, ${model.precision}, ${model.engine}`],
-    ["Unusual images", model.can_detect_unusual ? `marked from ${percent(model.reject)} on` : "not detected by this model"],
+    ["Unusual images", model.can_detect_unusual ? `marked if more unusual than ${rounded(100 * model.reject)}% of ordinary ones` : "not detected by this model"],
     ["Limits", `${most}, ${limits.pixels / 1e6} million pixels, sides up to ${limits.side} pixels`],
   ];
   $("facts").replaceChildren(...facts.flatMap(([term, text]) => [element("dt", term), element("dd", text)]));
@@ -121,6 +121,10 @@ async function classify(item) {
     item.error = `The file has ${megabytes(item.file.size)}; the limit is ${megabytes(limit)}.`;
     return;
   }
+  if (!state.model.can_predict) {
+    item.result = { label: "No labels: this model has features only", top: [], probability: null };
+    return;
+  }
   try {
     const path = `api/predict?model=${encodeURIComponent(state.model.name)}`;
     const response = await send(path, { method: "POST", body: item.file });
@@ -157,7 +161,7 @@ function select(item) {
 
 function showResult(item) {
   const { result, error } = item;
-  const size = result ? `, ${result.width} × ${result.height} pixels` : "";
+  const size = result?.width ? `, ${result.width} × ${result.height} pixels` : "";
   $("caption").textContent = item.name + size;
   $("failure").hidden = !error;
   $("failure").textContent = error ?? "";
@@ -223,7 +227,7 @@ function showRow({ row, result, error }) {
   const [, , label, probability] = row.children;
   label.textContent = error ?? headline(result);
   label.className = error ? "error-cell" : result.rejected ? "unusual-cell" : "";
-  probability.textContent = result && !result.rejected ? percent(result.probability) : "";
+  probability.textContent = result?.top.length && !result.rejected ? percent(result.probability) : "";
 }
 
 function clear() {
@@ -296,7 +300,11 @@ function element(tag, text, className = "") {
   return made;
 }
 
-const percent = (value) => `${(100 * value).toFixed(value > 0.9995 || value < 0.0995 ? 2 : 1)}%`;
+function percent(value) {
+  if (value > 0.99995) return ">99.99%";
+  if (value > 0 && value < 0.00005) return "<0.01%";
+  return `${(100 * value).toFixed(value > 0.9995 || value < 0.0995 ? 2 : 1)}%`;
+}
 const rounded = (value) => Number(value.toFixed(3));
 const megabytes = (bytes) => `${Number((bytes / 2 ** 20).toFixed(1))} MiB`;
 

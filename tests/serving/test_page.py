@@ -1,0 +1,219 @@
+"""The page in a real browser: upload, result, sliders, bad and many files, phone, keyboard, accessibility, offline.
+
+Without Chromium or axe-core these tests are skipped, except in CI, where that is a failure. `make browser` fetches both.
+"""
+
+import csv
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.data.images import photo
+from tests.serving.servers import RunningServer, running
+
+AXE = Path(__file__).parents[2] / "build" / "axe.min.js"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
+OPTIONS += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+
+
+def require(condition: object, what: str) -> None:
+    if not condition:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{what} is missing. Run: make browser")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    require(CHROMIUM, "Chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("images")
+    paths = [folder / f"image {number} <b>&.png" for number in range(3)]
+    for number, path in enumerate(paths):
+        photo(90, 120, seed=number).save(path)
+    (folder / "bad.jpg").write_bytes(b"not an image")
+    return [*paths, folder / "bad.jpg"]
+
+
+class Visit:
+    """A page and everything that went wrong on it."""
+
+    def __init__(self, browser: Browser, server: RunningServer, path: str = "/", **options: object):
+        self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 850}, **options})
+        self.page = self.context.new_page()
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: message.type in ("error", "warning") and self.errors.append(message.text))
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.server = server
+        self.page.goto(server.url + path)
+        self.page.locator("#facts dd").first.wait_for(state="attached")
+
+    def upload(self, *paths: Path) -> None:
+        self.page.set_input_files("#files", [str(path) for path in paths])
+        self.page.locator("#rows td", has_text="waiting").first.wait_for(state="detached")
+
+    def check(self, *, allowed: str = "nothing at all") -> None:
+        """Check that nothing failed, and that no request left the server."""
+        assert [error for error in self.errors if allowed not in error] == []
+        assert all(url.startswith((self.server.url, "blob:", "data:")) for url in self.requests)
+        self.context.close()
+
+    def violations(self) -> list[str]:
+        """Return what axe-core objects to."""
+        require(AXE.exists(), "axe-core")
+        result = self.page.evaluate(AXE.read_text(encoding="utf-8") + "; axe.run()")
+        return [f"{rule['id']}: {rule['nodes'][0]['html']}" for rule in result["violations"]]
+
+
+def test_result_and_sliders(browser: Browser, server: RunningServer, images: list[Path]) -> None:
+    visit = Visit(browser, server)
+    page = visit.page
+    visit.upload(images[0])
+    expected = server.post(images[0].read_bytes()).json()["predictions"][0]
+    assert page.locator("#result-title").inner_text() == expected["label"]
+    assert page.locator("#bars .label").all_inner_texts() == [row["label"] for row in expected["top"]]
+    assert page.locator("#caption").inner_text() == "image 0 <b>&.png, 120 × 90 pixels"  # a name is text
+    assert page.locator("#caption b").count() == 0
+    assert page.locator("#many").is_hidden()
+    page.check("#show-map")
+    page.locator("#overlay:not([hidden])").wait_for()
+    drawn = [pixels(page)]
+    for slider, key in (("#layer", "Home"), ("#head", "ArrowRight"), ("#strength", "Home")):
+        page.focus(slider)
+        page.keyboard.press(key)
+        drawn.append(pixels(page))
+    assert len(set(drawn)) == 4  # every slider changes the picture
+    assert page.locator("#layer-value").inner_text() == "1 of 6"
+    assert "layer 1, head 1" in str(page.locator("#overlay").get_attribute("aria-label"))
+    page.uncheck("#show-map")
+    assert page.locator("#overlay").is_hidden()
+    visit.check()
+
+
+def pixels(page: Page) -> str:
+    return page.evaluate("() => document.getElementById('overlay').toDataURL()")
+
+
+def test_many_images_and_csv(browser: Browser, server: RunningServer, images: list[Path]) -> None:
+    visit = Visit(browser, server)
+    page = visit.page
+    visit.upload(*images)
+    assert page.locator("#rows tr").count() == 4
+    assert page.locator("#status").inner_text() == "4 images, 1 failed"
+    assert page.locator("#rows tr").nth(3).inner_text().strip().endswith("The file is not a JPEG, PNG or WebP image.")
+    page.click("#rows tr:nth-child(4) button")
+    assert page.locator("#result-title").inner_text() == "This image cannot be used"
+    page.click("#rows tr:nth-child(2) button")
+    assert page.locator("#caption").inner_text().startswith("image 1")
+    with page.expect_download() as download:
+        page.click("#download")
+    rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text(encoding="utf-8"))))
+    assert [row["file"] for row in rows] == [path.name for path in images]
+    assert rows[3]["error"]
+    expected = server.post(images[2].read_bytes()).json()["predictions"][0]
+    assert (rows[2]["label"], rows[2]["label_5"]) == (expected["label"], expected["top"][4]["label"])
+    assert float(rows[2]["probability"]) == pytest.approx(expected["probability"], abs=1e-5)
+    page.click("#clear")
+    assert page.locator("#result").is_hidden()
+    visit.check(allowed="status of 415")
+
+
+def test_drop_paste_and_camera(browser: Browser, server: RunningServer, images: list[Path]) -> None:
+    visit = Visit(browser, server, permissions=["camera"])
+    page = visit.page
+    data = list(images[0].read_bytes())
+    for number, event in enumerate(("drop", "paste"), 1):
+        page.evaluate(
+            """([event, data]) => {
+                const transfer = new DataTransfer();
+                transfer.items.add(new File([new Uint8Array(data)], `${event}.png`, {type: "image/png"}));
+                const options = {bubbles: true, cancelable: true, dataTransfer: transfer, clipboardData: transfer};
+                document.dispatchEvent(new (event === "drop" ? DragEvent : ClipboardEvent)(event, options));
+            }""",
+            [event, data],
+        )
+        page.locator(f"#rows tr:nth-child({number})").wait_for(state="attached")
+    page.click("#camera")
+    page.locator("#shoot").wait_for()
+    page.wait_for_timeout(500)  # the fake camera starts
+    page.click("#shoot")
+    page.locator("#rows tr:nth-child(3)").wait_for()
+    assert page.locator("#camera-panel").is_hidden()
+    visit.check()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_accessibility(browser: Browser, server: RunningServer, images: list[Path], scheme: str) -> None:
+    """axe-core finds nothing, on a phone and on a desktop, before and after results; nothing is wider than the screen."""
+    for width in (390, 1200):
+        visit = Visit(browser, server, color_scheme=scheme, viewport={"width": width, "height": 844})
+        assert visit.violations() == []
+        visit.upload(*images)
+        visit.page.check("#show-map")
+        visit.page.click("#about summary")
+        visit.page.locator("#overlay:not([hidden])").wait_for()
+        assert visit.violations() == []
+        assert visit.page.evaluate("() => document.documentElement.scrollWidth") <= width
+        if folder := os.environ.get("SCREENSHOTS"):
+            visit.page.screenshot(path=f"{folder}/{scheme}-{width}.png", full_page=True)
+        visit.check(allowed="status of 415")
+
+
+def test_keyboard(browser: Browser, server: RunningServer) -> None:
+    """The tab key reaches every control, in the order of the page."""
+    visit = Visit(browser, server)
+    reached = []
+    for _ in range(5):
+        visit.page.keyboard.press("Tab")
+        reached.append(visit.page.evaluate("() => document.activeElement.id || document.activeElement.textContent.trim()"))
+    assert reached == ["Skip to the images", "choose", "camera", "About this model", "API documentation"]
+    visit.check()
+
+
+def test_documentation(browser: Browser, server: RunningServer) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("console", lambda message: errors.append(message.text))
+    page.goto(f"{server.url}/docs")
+    page.locator("section.card").first.wait_for()
+    assert "POST\n/api/predict" in page.locator("#routes").inner_text().replace("POST/", "POST\n/")
+    require(AXE.exists(), "axe-core")
+    result = page.evaluate(AXE.read_text(encoding="utf-8") + "; axe.run()")
+    assert json.dumps(result["violations"]) == "[]"
+    assert errors == []
+    context.close()
+
+
+def test_token_and_models(browser: Browser, images: list[Path]) -> None:
+    models = {"first": "vit-cifar10", "second": "vit-cifar10"}
+    with running(models, token="a-long-secret") as guarded:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(guarded.url)
+        page.locator("#token").wait_for()
+        for token in ("wrong-token", "a-long-secret"):
+            page.fill("#token", token)
+            page.keyboard.press("Enter")
+            page.locator("#token-error", has_text="wrong").wait_for(state="visible" if token[0] == "w" else "hidden")
+        page.locator("#model option").nth(1).wait_for(state="attached")
+        page.set_input_files("#files", str(images[0]))
+        page.locator("#bars li").first.wait_for()
+        page.select_option("#model", "second")
+        page.locator("#bars li").first.wait_for()
+        assert "second" in page.title()
+        context.close()
