@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from vitral.console.training import show_progress
-from vitral.errors import DataError, check_number
+from vitral.errors import ConfigError, DataError, check_number
 from vitral.exporting.exporter import Exported, check_target
 from vitral.exporting.exporter import export as export_checkpoint
 from vitral.exporting.real_images import find_real_images
 from vitral.exporting.targets import TARGETS
+from vitral.inference.exported_model import ExportedModel
 from vitral.inference.loaded_model import open_checkpoint
 from vitral.inference.predictor import Failure, Predictor
 from vitral.inspection.inspecting import inspect_model
@@ -218,7 +219,11 @@ def inspect(
     check_inspection_target(folder, overwrite=overwrite)
     on_stage("loading")
     predictor = Predictor(model, device=device, engine="torch", precision="float32", image_size=image_size)
-    check_vit(predictor.loaded.model)
+    loaded = predictor.loaded
+    if isinstance(loaded, ExportedModel):
+        hint = "Pass the checkpoint that it was exported from."
+        raise ConfigError(f"{name} is an exported file, whose layers cannot be inspected.", hint=hint)
+    check_vit(loaded.model)
     on_stage("reading images")
     usable, skipped = [], []
     for number, (source, image) in enumerate(predictor.preprocessed(images), 1):
@@ -229,7 +234,7 @@ def inspect(
         raise DataError(f"None of the {len(skipped)} images is readable{reason}.")
     failures = tuple((label, failure.reason) for label, failure in skipped)
     result = inspect_model(
-        predictor.loaded, name, usable, labels=labels, with_faithfulness=faithfulness, on_stage=on_stage
+        loaded, name, usable, labels=labels, with_faithfulness=faithfulness, on_stage=on_stage
     )
     on_stage("drawing")
     result = replace(result, skipped=failures, out=str(folder))

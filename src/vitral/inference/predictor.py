@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitral.inference.loaded_model import LoadedModel
+    from vitral.inference.novelty import Novelty
     from vitral.inference.torch_backend import TorchBackend
     from vitral.weights.checkpoint import Checkpoint
 
@@ -140,6 +141,11 @@ class Predictor:
         yield from self._stream(images, self._backend.embed)
 
     @property
+    def novelty(self) -> "Novelty | None":
+        """Return the statistics of the training images, if the model has them."""
+        return None if isinstance(self._backend, ExportedModel) else self._backend.novelty
+
+    @property
     def may_round(self) -> bool:
         """Return whether some of the runs with these options compute in a lower precision than float32."""
         return isinstance(self._backend, ExportedModel) or self._backend.may_round
@@ -154,9 +160,9 @@ class Predictor:
 
     def preprocessed(self, images: "Iterable[AnyInput] | str | Path") -> "Iterator[tuple[AnyInput, Tensor | Failure]]":
         """Yield each image as uint8 (C, H, W), the model's input before normalization, or with a Failure."""
-        import torch
+        from vitral.inference.engines.torch_eager import as_tensor
 
-        yield from self._stream(images, lambda batch: map(torch.from_numpy, batch))
+        yield from self._stream(images, lambda batch: map(as_tensor, batch))
 
     def predict_prepared(self, images: Sequence[np.ndarray]) -> list[Prediction]:
         """Return a prediction per image of one batch: uint8 (C, H, W) as `preprocess` returns them."""
@@ -168,7 +174,7 @@ class Predictor:
 
     def check_can_reject(self) -> None:
         """Raise ConfigError if the model cannot measure how unusual an image is."""
-        if isinstance(self._backend, ExportedModel) or self._backend.novelty is None:
+        if self.novelty is None:
             problem = f"{self._name} has no statistics of its training images, which --reject needs."
             raise ConfigError(problem, hint="Pass the folder of a run that this version of `vitral train` finished.")
 
