@@ -37,6 +37,8 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 MAX_SHORT = 16
 """Code of at most this many characters is not broken in a table."""
+ONE_LINE = re.compile(r"(?<=\d) (?=(%|px|GiB|MiB|±|x)(\W|$))|(?<=±) (?=\d)|(?<=\d x) (?=\d)")
+"""The spaces of 91.3 %, 31.34 ± 0.21 and 224 x 224."""
 
 
 def setup(app: Sphinx) -> None:
@@ -53,7 +55,7 @@ def set_line_breaks(app: Sphinx, document: nodes.document) -> None:
             if isinstance(text.parent, nodes.literal):
                 text.parent["classes"] += ["short"] if len(text) <= MAX_SHORT else []
             else:
-                joined = re.sub(r"(?<=\d) (?=(%|px|GiB|MiB|±)(\W|$))|(?<=±) (?=\d)", "\N{NO-BREAK SPACE}", text)
+                joined = ONE_LINE.sub("\N{NO-BREAK SPACE}", text)
                 text.parent.replace(text, nodes.Text(joined))
 
 

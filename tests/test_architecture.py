@@ -1,12 +1,14 @@
-"""The shape of the package: the length of import chains, functions and files."""
+"""The shape of the package: the length of import chains, functions and files; and the targets that CI calls."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
 import grimp
 
-SOURCES = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
 MAX_CHAIN, MAX_FUNCTION_LINES, MAX_FILE_LINES = 22, 60, 400  # the tree has 21 layers
 
 
@@ -31,3 +33,13 @@ def test_files_and_functions_are_short() -> None:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 assert lines <= MAX_FUNCTION_LINES, f"{path}: {node.name} has {lines} lines"
+
+
+def test_ci_calls_targets_that_exist_on_every_supported_python() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    called = set(re.findall(r"run: make ([a-z]+)", workflow))
+    assert {"check", "test", "demo", "docs"} <= called <= set(targets)
+    classifiers = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert f"python: {classifiers}".replace("'", '"') in workflow
+    assert all(f"{system}-latest" in workflow for system in ("ubuntu", "macos", "windows"))

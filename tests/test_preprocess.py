@@ -20,6 +20,7 @@ from vitral.preprocess import MAX_SIDE
         (dict(interpolation="bicubik"), "Did you mean 'bicubic'"),
         (dict(antialias=1), "antialias must be True or False.*got 1"),
         (dict(mean=(0.5,)), r"mean must have one number per channel.*\(0\.5,\).*channels=3"),
+        (dict(channels=1), r"for channels=1\)\. Pass mean and std, or use Preprocess\(\.\.\.\)\.with_channels\(1\)"),
         (dict(mean="abc"), "mean must be a list of numbers.*'abc'"),
         (dict(mean=(0.5, 0.5, "x")), "mean must be a finite number.*got 'x'"),
         (dict(std=(1, 1, 0)), "std must be a finite number above 0.*got 0"),

@@ -61,7 +61,10 @@ class Preprocess:
             values = getattr(self, name)
             if len(values) != self.channels:
                 got = f"{short_repr(values)} for channels={self.channels}"
-                raise ConfigError(f"{name} must have one number per channel (got {got}).")
+                raise ConfigError(
+                    f"{name} must have one number per channel (got {got}).",
+                    hint=f"Pass mean and std, or use Preprocess(...).with_channels({self.channels}).",
+                )
             for value in values:
                 check_number(f"each of {name}", value, above=0 if name == "std" else None)
 

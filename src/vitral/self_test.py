@@ -17,7 +17,7 @@ from typing import Any, Literal
 from vitral.errors import VitralError
 
 MAX_DIFFERENCE = 1e-3
-"""Of any probability, between this device and float32 on the CPU."""
+"""Largest allowed difference of a probability between this device and float32 on the CPU."""
 IMAGES, TIMEOUT = 64, 300
 SETTINGS = (
     "builtin:digits --model vit-pico7 --network.width 48 --network.depth 2 --network.heads 3 --batch-size 64 "

@@ -93,7 +93,7 @@ def fit_novelty(
     """Fit the statistics to (N, D) training features with (N,) labels, or (N, K) of 0 and 1 for multi-label data.
 
     Distances are calibrated on `held_out`, (M, D) features of other images. Without them, each of the `folds` is
-    measured by the statistics of the others, which is right only if the network was not trained on these images.
+    measured by the statistics of the others, which is valid only if the network was not trained on these images.
     """
     statistics = _fit_statistics(features, labels)
     if held_out is not None:

@@ -23,7 +23,7 @@ class BiTConfig:
     head_bias: float = 0.0
     """Initial bias of the head."""
 
-    # What a ViTConfig has, too: images of any size fit, and the head receives the mean.
+    # The names of ViTConfig for the same facts: images of any size fit, and the head receives the mean.
     step_hw: ClassVar[tuple[int, int]] = (1, 1)
     pool: ClassVar[str] = "mean"
     representation: ClassVar[None] = None

@@ -1,4 +1,4 @@
-"""What a run writes down about itself: manifest.json before it starts, report.json when it is finished."""
+"""Record a run: manifest.json before it starts, report.json when it is finished."""
 
 import platform
 from collections.abc import Sequence

@@ -15,9 +15,9 @@ class Signals:
 
     def __init__(self) -> None:
         self.caught: list[int] = []
-        """Those that reached this process."""
+        """Signals that reached this process."""
         self.agreed: list[int] = []
-        """Those that all processes have heard of."""
+        """Signals that all processes have agreed on."""
 
     def __bool__(self) -> bool:
         return bool(self.agreed if is_shared() else self.caught)

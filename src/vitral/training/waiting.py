@@ -47,8 +47,8 @@ def _raise_on_signal() -> Generator[None]:
 def until_signal(items: Iterator[Item], signals: Signals) -> Iterator[Item]:
     """Yield the items. End when a signal comes while the next one is awaited; the caller's handler lists it first.
 
-    A signal to all processes also ends those that load images, so their failure after it is no error. Several processes
-    that train together wait to the end, because all of them stop at the same step.
+    A signal to all processes also ends those that load images, so their failure after it is not an error. Several
+    processes that train together wait to the end, because all of them stop at the same step.
     """
     if is_shared():
         yield from items

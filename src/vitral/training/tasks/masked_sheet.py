@@ -1,4 +1,4 @@
-"""A picture of masked patch prediction: images, what the network saw, what it predicted, and the truth."""
+"""Draw masked patch prediction: images, what the network saw, what it predicted, and the truth."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
