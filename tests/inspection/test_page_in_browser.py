@@ -41,7 +41,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inspected")
     torch.manual_seed(0)
     model = small_model(depth=3, registers=1, num_classes=4, image_size=32)
-    labels = (HOSTILE, "b", "c", "d")
+    labels = ("a", "b", "c", HOSTILE)  # the model predicts the last one
     preprocess = vitral.Preprocess(size=(32, 32), resize="native")
     checkpoint = vitral.Checkpoint(model=model, preprocess=preprocess, labels=labels)
     images = [np.asarray(photo(120, 120)), np.asarray(photo(100, 150, seed=1))]

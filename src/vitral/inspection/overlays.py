@@ -46,6 +46,14 @@ def enlarge(pixels: np.ndarray, side: int) -> np.ndarray:
 
 
 def stretch(map: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return a map as large as an image (height, width), from 0 to 1."""
-    scaled = Image.fromarray((map / max(float(map.max()), 1e-12)).astype(np.float32))
+    """Return a map as large as an image (height, width), with the contrast of `with_contrast`."""
+    scaled = Image.fromarray(with_contrast(map).astype(np.float32))
     return np.asarray(scaled.resize((size[1], size[0]), Image.Resampling.BILINEAR)).clip(0, 1)
+
+
+def with_contrast(map: np.ndarray) -> np.ndarray:
+    """Return a map from 0, its smallest value, to 1, its 99th percentile; a constant map is 1 everywhere.
+
+    Without the percentile, one artifact token would leave everything else dark."""
+    low, high = float(map.min()), float(np.quantile(map, 0.99))
+    return np.ones_like(map) if high - low < 1e-9 * abs(high) + 1e-30 else ((map - low) / (high - low)).clip(0, 1)

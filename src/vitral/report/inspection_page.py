@@ -16,7 +16,7 @@ from PIL import Image
 
 from vitral.errors import ConfigError, VitralError
 from vitral.files import as_text, printable, write_json, write_text
-from vitral.inspection.overlays import TINY, to_rgb
+from vitral.inspection.overlays import TINY, to_rgb, with_contrast
 from vitral.report.inspection_figures import draw_figures
 
 if TYPE_CHECKING:
@@ -98,12 +98,12 @@ def _image(image: "InspectedImage") -> dict[str, Any]:
         "width": width,
         "pixelated": max(height, width) < TINY,
         "grid": list(image.grid),
-        "rollout": _base64(to_bytes(image.rollout / max(image.rollout.max(), 1e-12))),
+        "rollout": _base64(to_bytes(with_contrast(image.rollout))),
         "relevance": [
             {
                 "label": _name(row.label),
                 "probability": round(row.probability, 4),
-                "map": _base64(to_bytes(row.map / max(row.map.max(), 1e-12))),
+                "map": _base64(to_bytes(with_contrast(row.map))),
             }
             for row in image.relevance
         ],

@@ -308,7 +308,7 @@
     node.append(svg("text", { x: x(0.65), y: y(data.uniform_distance) - 6 }, "all patches alike"));
     node.append(svg("path", { class: "mean", d: path(data.distance.map((heads, layer) => [x(layer + 1), y(heads.reduce((a, b) => a + b, 0) / heads.length)])) }));
     data.distance.forEach((heads, layer) => heads.forEach((value, head) => {
-      const dot = svg("circle", { class: "dot", cx: x(layer + 1), cy: y(value), r: wide ? 6.5 : 5, tabindex: 0, role: "button", "data-layer": layer, "data-head": head });
+      const dot = svg("circle", { class: "dot", cx: x(layer + 1 + 0.3 * ((head + 0.5) / heads.length - 0.5)), cy: y(value), r: wide ? 6.5 : 4.5, tabindex: 0, role: "button", "data-layer": layer, "data-head": head });
       const text = `Layer ${layer + 1}, head ${head + 1}: ${value.toFixed(1)} pixels`;
       dot.append(svg("title", {}, text));
       dot.setAttribute("aria-label", text);

