@@ -1,6 +1,6 @@
 """Measure token merging: speed against accuracy, without any training.
 
-    python -m benchmarks.merging --save                              # vit-cifar10, on the test split of CIFAR-10
+    python -m benchmarks.merging --model vit-cifar10 --data cifar10/ --save
     python -m benchmarks.merging --model S14.safetensors --data flowers/ --merge 0 4 8 12 16 --batch 8 --save
 
 A model with a head is scored on the test split. Features of a model without one are scored by a ridge regression that
@@ -26,9 +26,9 @@ from vitral.model.cost import count_cost
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="vit-cifar10")
-    parser.add_argument("--data", default="/tmp/data/cifar10", help="a dataset with a test split, and a train split")
-    parser.add_argument("--merge", nargs="+", type=int, default=[0, 1, 2, 4, 6, 8])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--data", required=True, help="a dataset with a test split, and a train split for a probe")
+    parser.add_argument("--merge", nargs="+", type=int, default=[0, 1, 2, 4])
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--images", type=int, default=10_000, help="images of each split, spread over it")
     parser.add_argument("--rounds", type=int, default=20)
