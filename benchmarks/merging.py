@@ -21,6 +21,7 @@ from vitral.evaluation.frozen_features import fit_ridge, one_hot_targets, whiten
 from vitral.evaluation.metrics import wilson
 from vitral.inference.loaded_model import LoadedModel, load_model
 from vitral.inference.pipeline import make_loader, run_model
+from vitral.model.config import ViTConfig
 from vitral.model.cost import count_cost
 
 
@@ -75,6 +76,7 @@ def bind(model: LoadedModel, images: Tensor) -> Callable[[], Tensor]:
 def tokens_left(model: LoadedModel) -> int:
     """Return the tokens after the last block."""
     config = model.model.config
+    assert isinstance(config, ViTConfig)
     rows, columns = config.grid(*config.image_hw)
     patches = rows * columns
     for _ in range(config.blocks):

@@ -54,6 +54,8 @@ def mixed_table() -> str:
 
 
 def merging_table() -> str:
+    if not any(RESULTS.glob("merging-*.json")):
+        return ""
     result = newest("merging")
     lines = []
     for model, batch in dict.fromkeys((row["model"], row["batch"]) for row in result["rows"]):
