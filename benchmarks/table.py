@@ -53,13 +53,39 @@ def mixed_table() -> str:
     return "\n".join(lines)
 
 
+def merging_table() -> str:
+    if not any(RESULTS.glob("merging-*.json")):
+        return ""
+    result = newest("merging")
+    lines = []
+    for model, batch in dict.fromkeys((row["model"], row["batch"]) for row in result["rows"]):
+        rows = [row for row in result["rows"] if (row["model"], row["batch"]) == (model, batch)]
+        name = Path(model).name
+        lines += [
+            f"{name}, batch {batch}, {rows[0]['images']:,} test images ({result['machine']['date']}):",
+            "",
+            "| merge | tokens left | operations | speed | top-1 | same label as without |",
+            "|---|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {row['merge']} | {row['tokens_left']} | {row['operations']:.0%} | {row['speed']:.2f} x | "
+            f"{row['top1']:.2%} | {row['agreement']:.1%} |"
+            for row in rows
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
 def renew_page(text: str) -> str:
-    """Return the page with the newest tables between its two markers."""
-    start, end = "<!-- results -->", "<!-- end of results -->"
-    before, after = text.split(start)[0], text.split(end)[1]
-    return f"{before}{start}\n{forward_table()}\n\n{mixed_table()}\n{end}{after}"
+    """Return the page with the newest tables between its markers."""
+    tables = {"results": f"{forward_table()}\n\n{mixed_table()}\n", "merging": f"\n{merging_table()}"}
+    for name, table in tables.items():
+        start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        before, after = text.split(start)[0], text.split(end)[1]
+        text = f"{before}{start}\n{table}{end}{after}"
+    return text
 
 
 if __name__ == "__main__":
     PAGE.write_text(renew_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(forward_table(), mixed_table(), sep="\n\n")
+    print(forward_table(), mixed_table(), merging_table(), sep="\n\n")

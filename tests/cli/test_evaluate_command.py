@@ -24,6 +24,20 @@ def test_evaluate_in_three_formats(model: str) -> None:
     assert "3-nearest-neighbor accuracy" in run("evaluate", model, "--knn", "3").stdout
 
 
+def test_merging_is_compared_with_the_same_model(model: str) -> None:
+    merged = json.loads(run("evaluate", model, "--merge", "2", "--against", model, "--format", "json").stdout)
+    plain = json.loads(run("evaluate", model, "--format", "json").stdout)
+    assert merged["loss"] != plain["loss"]
+    assert merged["against"]["top1"] == plain["top1"]
+    done = run("evaluate", model, "--merge", "-1")
+    assert done.returncode == 2
+    assert "merge must be" in done.stderr
+    assert (
+        "--merge cannot be combined with --suite"
+        in run("evaluate", model, ".", "--suite", "vtab-1k", "--merge", "2").stderr
+    )
+
+
 def test_frozen_features_keep_top1_for_the_classifier(model: str) -> None:
     values = json.loads(run("evaluate", model, "--knn", "3", "--few-shot", "2", "--format", "json").stdout)
     classifier = json.loads(run("evaluate", model, "--format", "json").stdout)

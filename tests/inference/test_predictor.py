@@ -36,6 +36,22 @@ def test_a_tensor_is_an_image_too(run: Path, photos: Path) -> None:
         predictor(tensor / 255)
 
 
+def test_merging(run: Path, photos: Path) -> None:
+    files = sorted((photos / "test").glob("*/*.png"))
+    plain, merging = vitral.Predictor(run), vitral.Predictor(run, merge=2)
+    assert merging.loaded.model.config.merge == 2
+    predictions = merging(files)
+    for file, prediction in zip(files, predictions, strict=True):  # a batch gives what each image gives alone
+        np.testing.assert_allclose(merging(file).probabilities, prediction.probabilities, atol=1e-5)
+    assert not np.allclose(plain(files[0]).probabilities, predictions[0].probabilities, atol=1e-7)
+    checkpoint = vitral.load(vitral.Run(run).trained_model(), merge=2)
+    np.testing.assert_array_equal(vitral.Predictor(checkpoint)(files[0]).probabilities, merging(files[0]).probabilities)
+    with pytest.raises(ConfigError, match=r"vitral.load\(..., merge=3\)"):
+        vitral.Predictor(checkpoint, merge=3)
+    with pytest.raises(ConfigError, match="merge"):
+        vitral.Predictor(checkpoint, merge=-1)
+
+
 def test_predictions_equal_an_evaluation(run: Path, photos: Path) -> None:
     files = sorted((photos / "test").glob("*/*.png"))
     predictions = vitral.Predictor(run)(files)

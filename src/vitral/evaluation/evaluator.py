@@ -110,8 +110,7 @@ def evaluate(
     Args:
         model: a run folder, a weights file, a shipped or pretrained name, ``hf:owner/name``, or a Checkpoint.
         data: the dataset to evaluate on. Defaults to the test split of the run.
-        few_shot: evaluate the features by ridge regression on this many images per class, over three seeds. Several
-            numbers give one result each.
+        few_shot: images per class for a ridge regression on the features, over three seeds; one number or several.
         knn: evaluate the features by a vote of this many nearest neighbors.
         against: a second model to compare with on the same images.
         against_label_map: the label map of the second model. Without one, its labels must match by name.

@@ -33,7 +33,7 @@ class MergingAttention(Attention):
     ) -> tuple[Float[Tensor, "B N D"], list[Float[Tensor, "_ _ E"]]]:
         """Return the attention's output, and per group of images the keys, averaged over the heads."""
         parts = packing.split(self.to_qkv(x))
-        keys = [qkv.unflatten(-1, (3, self.heads, -1))[..., 1, :, :].mean(dim=-2) for qkv in parts]
+        keys = [torch.unflatten(qkv, -1, (3, self.heads, -1))[..., 1, :, :].mean(dim=-2) for qkv in parts]
         return self.project(self.mix(parts, packing, record)), keys
 
     def bias(self, q: Heads, group: Group) -> Tensor | None:

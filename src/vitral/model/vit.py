@@ -108,8 +108,8 @@ class ViT(nn.Module):
         if not checkpointed or block.get_submodule("attention").recorders:
             output = block(x, packing)
         else:
-            output = checkpoint(partial(block, record=False), x, packing, use_reentrant=False)
-        return cast("Any", output if self.config.merge else (output, packing))
+            output = cast("Any", checkpoint(partial(block, record=False), x, packing, use_reentrant=False))
+        return output if self.config.merge else (output, packing)
 
     def pool_tokens(self, x: Sequences, packing: Packing) -> Tensor:
         """Equation 4: one vector per image. Heads that pool first apply the final norm here."""
