@@ -160,9 +160,9 @@ def test_one_process_needs_no_strategy() -> None:
 
 def test_the_plan_for_a_large_model() -> None:
     """G on the meta device: each of 64 processes holds a 64th of every matrix, and at most one block as a whole."""
-    model = build_on_meta(named_config("vit-g14", num_classes=1000))
+    model = build_on_meta(named_config("vit-G14", num_classes=1000))
     parameters = sum(p.numel() for p in model.parameters())
-    assert parameters > 1e9
+    assert parameters > 1.8e9
     assert all(p.is_meta for p in model.parameters())
     shares = [sum(rows_per_process(p.shape, 64) for p in model.parameters())]
     block = max(sum(p.numel() for p in block.parameters()) for block in model.blocks)
