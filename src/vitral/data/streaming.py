@@ -2,7 +2,7 @@
 
 The order of an epoch is a function of the seed and the epoch. Shards are put in a random order, one after the other,
 and this row is cut into lanes of equal length. Images are shuffled within a stretch of each lane (the buffer), and
-batches take images from all lanes in turn, in random order. Each lane is therefore read from its start to its end, whoever reads it: the
+batches take images from all lanes in turn. Each lane is therefore read from its start to its end, whoever reads it: the
 images of a process are those of some lanes, unless there are more processes than groups of lanes.
 """
 
