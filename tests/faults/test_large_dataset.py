@@ -33,7 +33,7 @@ finally:
 
 
 def write_large_shards(folder: Path, shards: int) -> int:
-    """Write JPEGs with bytes after their end, which decoders ignore: a megabyte each. Return the bytes of all shards."""
+    """Write JPEGs of a megabyte, most of it after their end, where decoders ignore it. Return the bytes of all."""
     folder.mkdir(exist_ok=True)
     random = np.random.default_rng(0)
     for number in range(shards):

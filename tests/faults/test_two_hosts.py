@@ -67,6 +67,7 @@ class Hosts:
     def torchrun(self, host: int, job: str, *words: str | Path) -> subprocess.Popen[str]:
         launcher = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
         launcher += ["--rdzv-endpoint", f"{ADDRESSES[0]}:29400", "--rdzv-id", job, "--local-addr", ADDRESSES[host]]
+        launcher += ["--rdzv-conf", f"is_host={int(host == 0)}"]  # both namespaces have one host name
         command = ["ip", "netns", "exec", self.names[host], sys.executable, *launcher, "-m", "vitral", "train"]
         return subprocess.Popen(
             [*command, *map(str, words)],
@@ -107,7 +108,7 @@ def finish(jobs: list[subprocess.Popen[str]], seconds: float = 400) -> None:
         messages = [job.communicate(timeout=seconds)[1] for job in jobs]
     finally:
         end(*jobs)
-    assert [job.returncode for job in jobs] == [0, 0], "\n".join(messages)
+    assert [job.returncode for job in jobs] == [0, 0], "\n".join(text[-2000:] for text in messages)
 
 
 def end(*jobs: subprocess.Popen[str]) -> None:
