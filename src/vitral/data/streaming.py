@@ -143,6 +143,16 @@ def read_ahead(batches: Iterable[Sequence[int]], items: Sequence[Item]) -> Itera
         yield from _contents(window)
 
 
+def read_in_order(items: Sequence[Item], *, batch_size: int = 64) -> Iterator[bytes]:
+    """Yield the content of each image of remote shards, read ahead, or b"" for images that are elsewhere."""
+    if find_layout(items) is None:
+        yield from (b"" for _ in items)
+        return
+    batches = (range(start, min(start + batch_size, len(items))) for start in range(0, len(items), batch_size))
+    for _, contents in read_ahead(batches, items):
+        yield from contents
+
+
 def _contents(window: _Window) -> Iterator[tuple[Sequence[int], list[bytes]]]:
     window.wait()
     while window.batches:
