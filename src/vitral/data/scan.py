@@ -13,6 +13,7 @@ from vitral.data.grouping import group_images
 from vitral.data.headers import BadImageError, Header, read_header
 from vitral.data.sources import open_dataset
 from vitral.data.splits import Splits, choose_splits
+from vitral.data.streaming import read_in_order
 from vitral.errors import DataError, check_number
 
 MAX_BAD_FRACTION = 0.01
@@ -122,9 +123,10 @@ def scan_events(
     items = [(split, item) for split, members in data.splits.items() for item in members]
     by_digest: dict[bytes, list[tuple[str, Item]]] = {}
     headers: list[tuple[Item, Header]] = []
-    for number, (split, item) in enumerate(items, 1):
+    read = read_in_order([item for _, item in items])
+    for number, ((split, item), content) in enumerate(zip(items, read, strict=True), 1):
         try:
-            content = item.source.read()
+            content = content or item.source.read()
             by_digest.setdefault(content_digest(content), []).append((split, item))
             header = read_header(content)
             if not headers_only:

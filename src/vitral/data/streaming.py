@@ -2,7 +2,7 @@
 
 The order of an epoch is a function of the seed and the epoch. Shards are put in a random order, one after the other,
 and this row is cut into lanes of equal length. Images are shuffled within a stretch of each lane (the buffer), and
-batches take images from all lanes in turn, in random order. Each lane is therefore read from its start to its end, whoever reads it: the
+batches take images from all lanes in turn. Each lane is therefore read from its start to its end, whoever reads it: the
 images of a process are those of some lanes, unless there are more processes than groups of lanes.
 """
 
@@ -141,6 +141,16 @@ def read_ahead(batches: Iterable[Sequence[int]], items: Sequence[Item]) -> Itera
             yield from _contents(waiting.pop(0))
     for window in waiting:
         yield from _contents(window)
+
+
+def read_in_order(items: Sequence[Item], *, batch_size: int = 64) -> Iterator[bytes]:
+    """Yield the content of each image of remote shards, read ahead, or b"" for images that are elsewhere."""
+    if find_layout(items) is None:
+        yield from (b"" for _ in items)
+        return
+    batches = (range(start, min(start + batch_size, len(items))) for start in range(0, len(items), batch_size))
+    for _, contents in read_ahead(batches, items):
+        yield from contents
 
 
 def _contents(window: _Window) -> Iterator[tuple[Sequence[int], list[bytes]]]:
