@@ -86,6 +86,6 @@ PUBLISHED = (
         published=1150,
         predict=_vit_22b_tokens,
         tolerance=60,
-        source="Dehghani et al. 2023, Scaling Vision Transformers to 22 Billion Parameters, arXiv:2302.05442 (54.9% MFU)",
+        source="Dehghani et al. 2023, Scaling ViT to 22 Billion Parameters, arXiv:2302.05442 (at its 54.9% MFU)",
     ),
 )
