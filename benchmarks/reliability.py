@@ -16,10 +16,10 @@ NOT_MEASURED = "not measured"
 LINES = {
     "Training": [
         ("kill -9 of a run at random moments", "50 of 50 bit-equal, at least 10 kills inside a save"),
-        ("kill -9 of a random rank under DDP", "10 of 10 bit-equal, no hang, training again within 30 s"),
-        ("kill -9 of a random rank under FSDP2", "10 of 10 bit-equal, no hang, training again within 30 s"),
+        ("kill -9 of a random process, DDP", "10 of 10 bit-equal, no hang, training again within 30 s"),
+        ("kill -9 of a random process, FSDP", "10 of 10 bit-equal, no hang, training again within 30 s"),
         ("SIGTERM in a step, evaluation, start-up, data wait and save", "20 of 20: no step lost, exit within 10 s"),
-        ("Frozen rank", "the job ends by its timeout plus 35 s, and the message names the rank"),
+        ("Process 1 frozen (SIGSTOP)", "the command ends by its timeout plus 35 s and names the process"),
         ("NaN on one rank", "all stop at the same step, weights unchanged, images named"),
         ("One process with two micro-batches, two ranks of DDP, two of FSDP2", "bit-equal; within 1e-5 with clipping"),
         ("Another number of ranks or another strategy after a resume", "bit-equal, each sample once per epoch"),
