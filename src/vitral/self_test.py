@@ -19,7 +19,7 @@ from vitral.errors import VitralError
 MAX_DIFFERENCE = 1e-3
 """Of any probability, between this device and float32 on the CPU."""
 MAX_PARALLEL_DIFFERENCE = 1e-5
-"""Of any weight, between one process and two. On a CPU there is none."""
+"""The largest difference of any weight between one process and two. On a CPU there is none."""
 IMAGES, TIMEOUT = 64, 300
 SETTINGS = (
     "builtin:digits --model vit-pico7 --network.width 48 --network.depth 2 --network.heads 3 --batch-size 64 "

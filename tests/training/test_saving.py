@@ -15,7 +15,7 @@ from vitral.training.state import TrainState, load_state, save_state
 
 
 class SlowDisk:
-    """Writes a state when it is told to."""
+    """Writes a state once its disk is ready."""
 
     def __init__(self, folder: Path):
         self.folder, self.is_ready, self.writing = folder, threading.Event(), 0
