@@ -10,6 +10,7 @@ what the kernel has counted on the TCP sockets of a process.
 import argparse
 import json
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -127,7 +128,7 @@ def measure(case: Case) -> dict[str, Any]:
     done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=TIMEOUT)
     if done.returncode:
         raise RuntimeError(done.stderr)
-    ranks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    ranks = [json.loads(text) for text in re.findall("{.*?}", done.stdout)]  # both may be on one line
     memory = estimate_memory(case.config, case.setup, case.batch)
     return asdict(case) | {
         "measured_bytes": max(rank["peak"] for rank in ranks),

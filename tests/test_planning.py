@@ -8,7 +8,7 @@ import pytest
 
 from vitral.cli.models import plan as plan_command
 from vitral.errors import ConfigError
-from vitral.planning import DAY, DEVICES, JFT, TABLE_2, TABLE_6, UTILIZATION, parse_count, plan
+from vitral.planning import DAY, DEVICES, JFT, TABLE_2, TABLE_6, UTILIZATION, parse_bytes, parse_count, plan
 
 EXACT = ("vit-b16", "vit-l32", "vit-l16", "vit-h14")
 
@@ -132,6 +132,53 @@ def test_invalid_arguments() -> None:
             plan("vit-b16", **{"images": 10, "epochs": 1, **settings})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="a100"):
         plan("vit-b16", images=10, epochs=1, device="a1000")
+
+
+def test_the_command_chooses_a_strategy(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = dict(model="vit-g14", devices=64, memory="80GB", batch_size=64, device="a100", price=2.0)
+    plan_command(**arguments, format="json")  # type: ignore[arg-type]
+    printed = json.loads(capsys.readouterr().out)
+    strategy = printed["strategy"]
+    assert (strategy["parallel"], strategy["capacity"], strategy["devices"]) == ("ddp", 80 * 10**9, 64)
+    assert {"parameters", "gradients", "optimizer", "activations", "buffers", "peak"} == set(
+        strategy["options"][0]["memory"]
+    )
+    assert strategy["growth"][-1]["devices"] == 1024
+    assert printed["predicted_seconds"] > printed["estimates"][0]["seconds"]
+    assert printed["predicted_cost"] == pytest.approx(2 * 64 * printed["predicted_seconds"] / 3600)
+    plan_command(**arguments)  # type: ignore[arg-type]
+    text = capsys.readouterr().out
+    assert "Choice: DDP, because" in text
+    assert "A prediction, not a measurement" in text
+
+
+def test_sizes_that_only_a_plan_knows() -> None:
+    for name in ("vit-22b", "ViT-22B/14", "vit-22b14"):
+        assert plan(name, images=1).model == "vit-22b14"
+    assert plan("vit-e", images=1).parameters == pytest.approx(3.9e9, rel=0.05)
+
+
+def test_attention_changes_the_memory() -> None:
+    peaks = [
+        plan("vit-b16", images=1, batch_size=64, attention=kind).strategy.options[0].memory.peak
+        for kind in ("fused", "recorded", "axial")
+    ]
+    assert peaks == sorted(peaks)
+    with pytest.raises(ConfigError, match="attention must be one of fused, recorded, axial"):
+        plan("vit-b16", images=1, attention="sparse")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("80GB", 80 * 10**9), ("24 GiB", 24 * 2**30), ("0.5gb", 5 * 10**8), ("512MB", 512 * 10**6)]
+)
+def test_parse_bytes(text: str, number: int) -> None:
+    assert parse_bytes(text, "--memory") == number
+
+
+@pytest.mark.parametrize("text", ["", "80", "GB", "-1GB", "0GB", "1e9GB", "80XB", "999999TB"])
+def test_parse_bytes_refuses_other_texts(text: str) -> None:
+    with pytest.raises(ConfigError, match="--memory must be a number of bytes"):
+        parse_bytes(text, "--memory")
 
 
 def test_the_command_does_not_import_torch() -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from time import perf_counter
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from vitral.errors import ConfigError, check_int, check_number, did_you_mean
 from vitral.model.activations import Precision
@@ -19,12 +19,10 @@ from vitral.model.sizes import canonical_name, named_config
 from vitral.scaling.hardware import DEVICES, Assumptions
 from vitral.scaling.memory import OptimizerName
 from vitral.scaling.simulation import FORWARD_PASSES
-from vitral.scaling.strategy import ParallelChoice, Request, Strategy, choose_strategy
+from vitral.scaling.strategy import Attention, ParallelChoice, Request, Strategy, choose_strategy
 
 HOUR, DAY = 3600, 86_400
 JFT, I21K = 303_000_000, 14_000_000
-Attention = Literal["fused", "recorded", "axial"]
-"""recorded: attention weights are kept; axial: rows, then columns, in twice as many blocks."""
 MIN_NUMBER, MAX_NUMBER = 1e-9, 1e15
 """Bounds of every argument, so that time and cost stay finite."""
 
@@ -136,21 +134,18 @@ def plan(
     _check_numbers(counts, {"epochs": epochs, "images_per_second": images_per_second, "price": price})
     _check_choices(precision=precision, parallel=parallel, optimizer=optimizer, attention=attention)
     device = _check_device(device, images_per_second, price)
-    kind = "axial" if attention == "axial" else None
-    name, config = _find_config(model, {"image_size": image_size, "num_classes": num_classes, "attention": kind})
+    name, config = _find_config(model, attention, {"image_size": image_size, "num_classes": num_classes})
     cost, seen = count_cost(config), images * epochs
     flops = FORWARD_PASSES * cost.forward_flops * seen
-    if device == "here" and images_per_second is None:
-        images_per_second = time_this_machine(config, batch_size=min(batch_size, 8))
-    kinds = [device] if device else list(DEVICES)
-    estimates = [estimate(cost, kind, devices, seen, images_per_second, price, memory) for kind in kinds]
+    if device == "here":
+        images_per_second = images_per_second or time_this_machine(config, batch_size=min(batch_size, 8))
+    run = (devices, seen, images_per_second, price, memory)
+    estimates = [estimate(cost, kind, *run) for kind in ([device] if device else DEVICES)]
     sheet = DEVICES.get(device or "", DEVICES[DEFAULT_DEVICE])
-    label, capacity = device or DEFAULT_DEVICE, memory or sheet.gibibytes * 2**30
-    request = Request(config=config, device=sheet, name=label, devices=devices, batch=batch_size, capacity=capacity,
-                      precision=precision, parallel=parallel, optimizer=optimizer, recorded=attention == "recorded",
-                      images_per_second=images_per_second)  # fmt: skip
-    strategy = choose_strategy(request)
-    predicted = strategy.seconds(seen)
+    request = Request(config=config, device=sheet, name=device or DEFAULT_DEVICE, devices=devices, batch=batch_size,
+                      capacity=memory or sheet.gibibytes * 2**30, precision=precision, parallel=parallel,
+                      optimizer=optimizer, attention=attention, images_per_second=images_per_second)  # fmt: skip
+    predicted = (strategy := choose_strategy(request)).seconds(seen)
     has_paper_size = config.image_hw == (224, 224) and attention != "axial"
     return Plan(
         model=name,
@@ -188,13 +183,14 @@ def _check_numbers(counts: Mapping[str, int | None], numbers: Mapping[str, float
             check_number(field, number, minimum=MIN_NUMBER, maximum=MAX_NUMBER)
 
 
-def _find_config(model: str, changes: Mapping[str, Any]) -> tuple[str, ViTConfig | BiTConfig]:
-    """Return the name and the config of a model, which may be one of LARGE, with those changes that are not None."""
-    changes = {field: value for field, value in changes.items() if value is not None}
+def _find_config(model: str, attention: Attention, fields: Mapping[str, Any]) -> tuple[str, ViTConfig | BiTConfig]:
+    """Return the name and the config of a model, which may be one of LARGE, with those fields that are not None."""
+    changes = {field: value for field, value in fields.items() if value is not None}
+    changes |= {"attention": "axial"} if attention == "axial" else {}
     plain = re.sub("[^a-z0-9]", "", str(model).lower())
-    for name, fields in LARGE.items():
+    for name, size in LARGE.items():
         if plain in (name.replace("-", ""), name.replace("-", "").removesuffix("14")):
-            return name, ViTConfig(**fields | changes)
+            return name, ViTConfig(**size | changes)
     name = canonical_name(model)
     return name, named_config(name, **changes)
 

@@ -1,4 +1,4 @@
-"""Test vitral on this machine: train, kill, resume, predict, export, and compare with float32 on the CPU.
+"""Test vitral on this machine: train, kill, resume, predict, export, two processes; compare with float32 on the CPU.
 
 Everything runs offline in a temporary folder, on the built-in digits, and takes about a minute.
 """
@@ -18,6 +18,8 @@ from vitral.errors import VitralError
 
 MAX_DIFFERENCE = 1e-3
 """Largest allowed difference of a probability between this device and float32 on the CPU."""
+MAX_PARALLEL_DIFFERENCE = 1e-5
+"""Largest allowed difference of any weight between one process and two. On a CPU there is none."""
 IMAGES, TIMEOUT = 64, 300
 SETTINGS = (
     "builtin:digits --model vit-pico7 --network.width 48 --network.depth 2 --network.heads 3 --batch-size 64 "
@@ -52,7 +54,7 @@ def run_checks(device: str) -> Iterator[Check]:
             "kill and resume": lambda: _kill_and_resume(folder, device),
             "predict as on the CPU": lambda: _compare_with_cpu(folder / "whole", device),
             "export to ONNX": lambda: _export(folder),
-            "two processes": _two_processes,
+            "two processes": lambda: _two_processes(folder, device),
         }
         for title, test in tests.items():
             yield _run(title, test)
@@ -70,8 +72,8 @@ def _run(title: str, test: Callable[[], str]) -> Check:
     return Check(name=title, result=result, detail=detail, seconds=round(time.perf_counter() - start, 2))
 
 
-def _start(folder: Path, words: list[str]) -> subprocess.Popen[str]:
-    environment = os.environ | {"VITRAL_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+def _start(folder: Path, words: list[str], **environment: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "VITRAL_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1", **environment}
     pipes: dict[str, Any] = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     return subprocess.Popen([sys.executable, "-m", "vitral", "train", *words], env=environment, **pipes)
 
@@ -143,9 +145,21 @@ def _export(folder: Path) -> str:
     return f"{exported.images} images, outputs within {exported.difference:.1e}"
 
 
-def _two_processes() -> str:
+def _two_processes(folder: Path, device: str) -> str:
+    """Train in two processes and in one with two micro-batches, and compare the weights."""
     import torch
+    from safetensors.torch import load_file
 
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 1
-    reason = "this check does not start two processes yet" if count > 1 else "this machine has one device"
-    raise _SkippedError(reason)
+    kind = device.partition(":")[0]
+    count = {"cuda": torch.cuda.device_count(), "cpu": os.cpu_count() or 1}.get(kind, 1)
+    if count < 2:
+        raise _SkippedError(f"this machine has one {'core' if kind == 'cpu' else 'device'}")
+    short = ["--steps", "12", "--device", kind]
+    for name, words in {"one": ["--accumulate", "2"], "two": ["--processes", "2"]}.items():
+        settings = [*SETTINGS.replace("--steps 60 ", "").split(), *short, "--out", str(folder / name), *words]
+        _finish(_start(folder, settings, OMP_NUM_THREADS="1"))
+    one, two = (load_file(folder / name / "model.safetensors") for name in ("one", "two"))
+    difference = max(float((one[name] - two[name]).abs().max()) for name in one)
+    if difference > MAX_PARALLEL_DIFFERENCE:
+        raise VitralError(f"The weights of two processes differ by up to {difference:.1e} from those of one.")
+    return "the weights of one process" + (", bit for bit" if not difference else f", within {difference:.1e}")

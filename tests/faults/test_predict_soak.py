@@ -1,6 +1,6 @@
-"""Predict ten thousand images, five hundred of them unreadable, with a command that is killed ten times.
+"""Predict ten thousand images, five hundred of them unreadable, with a command that is killed twenty times.
 
-python -m pytest -m soak -s tests/faults/test_predict_soak.py      # about two minutes on 2 cores
+python -m pytest -m soak -s tests/faults/test_predict_soak.py      # about four minutes on 2 cores
 """
 
 import json
@@ -16,8 +16,9 @@ import pytest
 
 import vitral
 from tests.data.images import class_folders, encoded, photo, png_header
+from tests.faults.figures import record
 
-COUNT, BAD, KILLS = 10_000, 500, 10
+COUNT, BAD, KILLS = 10_000, 500, 20
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +94,15 @@ def test_every_image_has_its_row_and_memory_stays_flat(
     late = max(size for done, size in sizes if done >= 9000)
     print(f"resident: {early / 1024:.0f} MiB after 1,000 to 3,000 images, {late / 1024:.0f} MiB at the end")
     assert late <= 1.02 * early
+    record(
+        "10,000 predictions with 500 bad files",
+        "9,500 labels, 500 errors, order kept, exit code 3",
+        f"{COUNT - BAD:,} right labels, {BAD} errors; memory {late / early - 1:+.1%}",
+    )
 
 
 @pytest.mark.soak
-def test_no_row_is_lost_or_duplicated_by_ten_kills(
+def test_no_row_is_lost_or_duplicated_by_twenty_kills(
     model: str, images: tuple[list[str], dict[str, str]], tmp_path: Path
 ) -> None:
     files, labels = images
@@ -106,7 +112,7 @@ def test_no_row_is_lost_or_duplicated_by_ten_kills(
         before = out.stat().st_size if out.exists() else 0
         process = start(model, out, "--resume")
         feed(process, files)
-        target = before + chance.randrange(10_000, 100_000)
+        target = before + chance.randrange(5_000, 50_000)
         deadline = time.monotonic() + 120
         while (not out.exists() or out.stat().st_size < target) and process.poll() is None:
             assert time.monotonic() < deadline
@@ -118,3 +124,8 @@ def test_no_row_is_lost_or_duplicated_by_ten_kills(
     feed(process, files)
     assert process.wait() == 3
     check(out, files, labels)
+    record(
+        "10,000 predictions with 500 bad files, killed 20 times",
+        "no row lost or doubled",
+        f"{COUNT:,} rows after {KILLS} kills, none lost or doubled",
+    )

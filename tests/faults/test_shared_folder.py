@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.data.images import class_folders
+from tests.faults.figures import record
 from tests.faults.test_killed_runs import SETTINGS, run, start, wait_for_save
 
 
@@ -21,3 +24,14 @@ def test_the_second_command_is_refused(tmp_path: Path) -> None:
     assert f"Another process (pid {process.pid}) is training in {folder}." in resumed.stderr
     assert started.returncode == 2
     assert "already exists" in started.stderr
+
+
+@pytest.mark.soak
+def test_ten_second_commands_are_refused(tmp_path: Path) -> None:
+    for number in range(5):
+        test_the_second_command_is_refused(tmp_path / str(number))
+    record(
+        "Two commands on one run folder",
+        "the second is refused, the first is not disturbed",
+        "10 of 10 refused (5 resumed, 5 started), the first still running",
+    )

@@ -12,6 +12,8 @@ from vitral.scaling.memory import RESERVE, Memory, OptimizerName, Parallel, Setu
 from vitral.scaling.simulation import Prediction, predict
 
 ParallelChoice = Literal["auto", "none", "ddp", "fsdp"]
+Attention = Literal["fused", "recorded", "axial"]
+"""recorded: attention weights are kept; axial: rows, then columns, in twice as many blocks, as the config says."""
 TIE = 0.9
 """A simpler way is chosen if it reaches this fraction of the predicted speed of the fastest."""
 
@@ -73,7 +75,7 @@ class Request:
     precision: Precision = "bfloat16"
     parallel: ParallelChoice = "auto"
     optimizer: OptimizerName = "adamw"
-    recorded: bool = False
+    attention: Attention = "fused"
     images_per_second: float | None = None
     """The speed of one device, if it is known."""
 
@@ -105,14 +107,14 @@ def _setups(request: Request) -> list[Setup]:
         kinds: list[Parallel] = ["none"]
     else:
         kinds = ["ddp", "fsdp"] if request.parallel in ("auto", "none") else [request.parallel]
-    can_checkpoint = isinstance(request.config, ViTConfig) and not request.recorded
+    can_checkpoint = isinstance(request.config, ViTConfig) and request.attention != "recorded"
     return [
         Setup(
             parallel=kind,
             devices=request.devices,
             precision=request.precision,
             checkpointing=checkpointing,
-            recorded=request.recorded,
+            recorded=request.attention == "recorded",
             optimizer=request.optimizer,
         )
         for kind in kinds
