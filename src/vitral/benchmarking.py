@@ -5,7 +5,7 @@ Outputs are compared before anything is timed, and candidates take turns, one at
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from statistics import median
@@ -27,6 +27,7 @@ from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
 from vitral.weights.dialects import timm as timm_dialect
 from vitral.weights.dialects import torchvision as torchvision_dialect
+from vitral.weights.dialects.rules import Rule
 
 PEERS = ("timm", "torchvision", "transformers")
 LATENCY_TURNS = 20
@@ -250,7 +251,7 @@ def _in_transformers(subject: Subject) -> nn.Module:
         return import_module("transformers").ViTForImageClassification.from_pretrained(f"{folder}/vit").eval()
 
 
-def _with_weights(network: nn.Module, subject: Subject, rules: Any) -> nn.Module:
+def _with_weights(network: nn.Module, subject: Subject, rules: Iterable[Rule]) -> nn.Module:
     state = subject.model.state_dict()
     theirs: dict[str, Any] = {}
     for rule in rules:
