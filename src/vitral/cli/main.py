@@ -46,7 +46,7 @@ COMMANDS = {
         "convert": "MODEL TARGET --to DIALECT [OPTIONS]",
         "export": "MODEL --to FORMAT [OPTIONS]",
     },
-    "System": {"doctor": "[OPTIONS]"},
+    "System": {"bench": "[OPTIONS]", "doctor": "[OPTIONS]"},
 }
 """The commands with their arguments, as `vitral --help` groups them. Each is a function in a module of its name."""
 SHARED_MODULES = {"plan": "models", "features": "predict", "report": "train"}

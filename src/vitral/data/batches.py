@@ -139,6 +139,9 @@ class PixelCache:
         self._used = 0
         self._lock = Lock()
 
+    def __reduce__(self) -> tuple[type["PixelCache"], tuple[()]]:
+        return PixelCache, ()  # another process starts with an empty one
+
     def add(self, index: int, image: Pixels) -> Pixels:
         """Return the image, cached if it is small and there is room."""
         worker = get_worker_info()

@@ -69,11 +69,14 @@ def _interpolate(pixels: Pixels, size: Size, interpolation: Interpolation) -> Pi
     """Resize without antialiasing: each pixel is a mean of the two or four nearest ones in each direction."""
     rows, row_weights = _taps(pixels.shape[0], size[0], interpolation)
     columns, column_weights = _taps(pixels.shape[1], size[1], interpolation)
-    image = pixels.astype(np.float32)
     taps = range(rows.shape[1])
-    image = np.asarray(sum(image[rows[:, tap]] * row_weights[:, tap, None, None] for tap in taps))
-    image = np.asarray(sum(image[:, columns[:, tap]] * column_weights[:, tap, None] for tap in taps))
-    return image.round().clip(0, 255).astype(np.uint8)
+    wide = sum(pixels[:, columns[:, tap]] * column_weights[:, tap, None] for tap in taps)
+    image = np.asarray(wide) if interpolation == "bilinear" else _to_levels(wide)  # as torch rounds
+    return _to_levels(sum(image[rows[:, tap]] * row_weights[:, tap, None, None] for tap in taps))
+
+
+def _to_levels(values: "np.ndarray | int") -> Pixels:
+    return np.asarray(values).round().clip(0, 255).astype(np.uint8)
 
 
 def _taps(side: int, target: int, interpolation: Interpolation) -> tuple[np.ndarray, np.ndarray]:

@@ -122,8 +122,7 @@ def evaluate(
         device: cpu, cuda, cuda:1, mps or auto.
         engine: torch, compiled, onnxruntime or openvino; auto measures them and takes the fastest that agrees.
         precision: float32, bfloat16 or float16.
-        batch_size: images per batch.
-        workers: processes that load images; 0 loads them in this process.
+        batch_size, workers: images per batch; processes that load images, or 0 for threads of this process.
         cache: keep features on disk for the next evaluation.
     """
     options = EvaluateOptions(

@@ -61,7 +61,7 @@ def find_real_images(
     labels = checkpoint.labels
     is_matched = labels is not None and set(classes) <= set(labels) and not checkpoint.multi_label
     positions = {name: index for index, name in enumerate(labels or ())}
-    targets = np.array([positions[classes[chosen[index].label]] for index in kept]) if is_matched else None
+    targets = np.array([positions[classes[chosen[index].labels[0]]] for index in kept]) if is_matched else None
     return RealImages(calibration=calibration, compared=arrays, labels=targets, origin=origin)
 
 

@@ -7,7 +7,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -63,10 +63,9 @@ def build_compiled(
     if device.type == "cpu" and find_compiler() is None:
         raise ConfigError("engine='compiled' needs a C++ compiler.", hint="Install g++, or pass engine='torch'.")
     inductor: Any = import_module("torch._inductor.config")
-    compile_network: Any = torch.compile  # pyright: ignore[reportUnknownMemberType]
 
     network = build_outputs(model, preprocess).to(device)
-    program = compile_network(network, dynamic=False)
+    program = cast(Any, torch).compile(network, dynamic=False)
     engine = CompiledEngine(program=program, size=preprocess.size, batch=batch, device=device, precision=precision)
     with inductor.patch(freezing=device.type == "cpu"):
         engine.features(np.zeros((batch, preprocess.channels, *preprocess.size), np.uint8))

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -64,8 +64,9 @@ def to_bytes(program: torch.export.ExportedProgram, outputs: list[str]) -> bytes
 def translate(program: torch.export.ExportedProgram, outputs: list[str]) -> Any:  # noqa: ANN401 (torch.onnx.ONNXProgram)
     """Translate a traced network to ONNX."""
     with _silence():
-        export: Any = torch.onnx.export  # pyright: ignore[reportUnknownMemberType]
-        exported = export(program, dynamo=True, input_names=["images"], output_names=outputs, verbose=False)
+        exported = cast(Any, torch.onnx).export(
+            program, dynamo=True, input_names=["images"], output_names=outputs, verbose=False
+        )
     _name_batch_dimension(exported.model.graph)
     _guard_padded_pools(exported.model.graph)
     for node in exported.model.graph:

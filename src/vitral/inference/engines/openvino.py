@@ -1,5 +1,6 @@
 """OpenVINO on the CPU. This module does not import torch, so that exported files start quickly."""
 
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -74,7 +75,9 @@ def compile_model(model: Any, *, precision: str = "float32") -> OpenVinoEngine: 
 def convert_program(program: "torch.export.ExportedProgram", preprocess: "Preprocess", outputs: list[str]) -> Any:  # noqa: ANN401
     """Return the openvino.Model of a traced network, for any batch of images of the model's size."""
     openvino = import_openvino()
-    model: Any = openvino.convert_model(program)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about calls of OpenVINO that torch will remove
+        model: Any = openvino.convert_model(program)
     model.reshape([-1, preprocess.channels, *preprocess.size])
     model.input(0).set_names({"images"})
     for port, name in zip(model.outputs, outputs, strict=True):
