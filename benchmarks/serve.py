@@ -127,12 +127,12 @@ def run_litserve(model: vitral.ViT, port: int) -> None:
             self.model = in_timm(model).eval()
             self.transform: Any = create_transform((3, 224, 224), mean=(0.5,) * 3, std=(0.5,) * 3)
 
-        def decode_request(self, request: Any) -> torch.Tensor:
+        def decode_request(self, request: Any, **_: Any) -> torch.Tensor:
             return self.transform(Image.open(request["image"].file).convert("RGB"))
 
-        def predict(self, images: torch.Tensor) -> Any:
+        def predict(self, x: torch.Tensor, **_: Any) -> Any:
             with torch.inference_mode():
-                return self.model(images).softmax(1).topk(5)
+                return self.model(x).softmax(1).topk(5)
 
         def batch(self, inputs: list[torch.Tensor]) -> torch.Tensor:
             return torch.stack(inputs)
@@ -140,7 +140,7 @@ def run_litserve(model: vitral.ViT, port: int) -> None:
         def unbatch(self, output: Any) -> Iterator[Any]:
             yield from zip(output.values.tolist(), output.indices.tolist(), strict=True)
 
-        def encode_response(self, output: Any) -> dict[str, Any]:
+        def encode_response(self, output: Any, **_: Any) -> dict[str, Any]:
             return {"probabilities": output[0], "labels": output[1]}
 
     api = Classifier(max_batch_size=BATCH, batch_timeout=0.002)
