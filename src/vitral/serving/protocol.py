@@ -42,7 +42,7 @@ class LimitedProtocol(H11Protocol):
             if not is_complete and self._head_bytes > self.limits.head + self.limits.url:
                 self._refuse_head(data)
                 return
-        elif self._is_chunked():
+        if self._is_chunked(data):
             self._lines += data.count(b"\r\n")
             if self._lines > MAX_LINES:
                 self.send_error(RequestError(413, "too_many_chunks", "The body has too many chunks."))
@@ -77,7 +77,10 @@ class LimitedProtocol(H11Protocol):
     def _is_reading_head(self) -> bool:
         return self.conn.their_state is h11.IDLE
 
-    def _is_chunked(self) -> bool:
+    def _is_chunked(self, data: bytes) -> bool:
+        """Return whether these bytes belong to a chunked body, or contain the headers of one."""
+        if self._is_reading_head():
+            return b"chunked" in data[: self.limits.head].lower()
         return any(name == b"transfer-encoding" for name, _ in self.headers or ())
 
     def _refuse_head(self, data: bytes) -> None:
