@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 
-.PHONY: demo test soak check bench docs format clean
+.PHONY: demo test browser soak check bench docs format clean
 
 # The main job on built-in data: about a minute of training, then numbers, answers and a report.
 demo: .venv/installed-core
@@ -12,9 +12,20 @@ demo: .venv/installed-core
 test: .venv/installed-dev
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
 
-# What takes many minutes: fifty killed runs, ten thousand predictions, pip installing the wheel.
+# What the tests of the web page need: Chromium (by apt-get where that works) and axe-core, which checks accessibility.
+browser: build/axe.min.js
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get && apt-get update -qq && apt-get install -y -qq chromium; } || \
+	  echo "Install Chromium to test the web page."
+
+build/axe.min.js:
+	@mkdir -p build/axe
+	cd build/axe && npm pack axe-core@4 --silent && tar xzf axe-core-*.tgz package/axe.min.js && mv package/axe.min.js ..
+	@rm -rf build/axe
+
+# What takes many minutes: fifty killed runs, 50,000 broken requests, pip installing the wheel.
 soak: .venv/installed-dev
-	$(BIN)/python -m pytest -m soak -s tests/faults tests/journeys
+	$(BIN)/python -m pytest -m soak -s tests/faults tests/journeys tests/serving
 
 check: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -29,6 +40,7 @@ bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks.loader
 	$(BIN)/python -m benchmarks.scan
 	$(BIN)/python -m benchmarks.train_step
+	$(BIN)/python -m benchmarks.serve
 
 # The site, in build/docs: every warning is an error. The first line writes the pages that repeat the code.
 docs: .venv/installed-dev

@@ -1,4 +1,4 @@
-"""Start real servers on loopback for the tests, and talk to them byte by byte where an HTTP client would be too polite."""
+"""Start real servers on loopback, and talk to them byte by byte where an HTTP client would be too polite."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from vitral.serving.settings import Limits, ModelSource, ServeSettings
 options = json.loads(sys.argv[1])
 models = tuple(ModelSource(name=name, source=source) for name, source in options.pop("models").items())
 limits = Limits(**options.pop("limits", {}))
-run_server(ServeSettings(models=models, port=0, limits=limits, **options), lambda url: print("Serving at", url, flush=True))
+settings = ServeSettings(models=models, port=0, limits=limits, **options)
+run_server(settings, lambda url: print("Serving at", url, flush=True))
 """
 START_SECONDS = 120  # of a busy machine
 
@@ -47,10 +48,8 @@ class RunningServer:
     def exchange(self, data: bytes, timeout: float = 20) -> "RawResponse":
         """Send bytes as they are and return the response."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=timeout) as connection:
-            try:
+            with suppress(BrokenPipeError, ConnectionResetError):  # answered and closed before all was sent
                 connection.sendall(data)
-            except (BrokenPipeError, ConnectionResetError):  # answered and closed before all was sent
-                pass
             return RawResponse.read(connection)
 
     def worker_pids(self) -> list[int]:
@@ -144,7 +143,7 @@ def started(command: list[str]) -> Iterator[RunningServer]:
 def request(body: bytes = b"", *headers: str, method: str = "POST", path: str = "/api/predict") -> bytes:
     """Return a request with a Host header and these others."""
     lines = [f"{method} {path} HTTP/1.1", "Host: localhost", *headers]
-    if body or method == "POST" and not any(line.lower().startswith(("content-l", "transfer")) for line in headers):
+    if body or (method == "POST" and not any(line.lower().startswith(("content-l", "transfer")) for line in headers)):
         lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 

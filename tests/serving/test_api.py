@@ -1,4 +1,4 @@
-"""The API of a running server: the same results as `vitral predict`, several images, models, tokens, proxies, metrics."""
+"""The API of a running server: the results of `vitral predict`, several images, models, tokens, proxies, metrics."""
 
 import json
 import subprocess

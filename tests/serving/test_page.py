@@ -1,6 +1,6 @@
 """The page in a real browser: upload, result, sliders, bad and many files, phone, keyboard, accessibility, offline.
 
-Without Chromium or axe-core these tests are skipped, except in CI, where that is a failure. `make browser` fetches both.
+Without Chromium or axe-core these tests are skipped, except in CI, where they fail. `make browser` fetches both.
 """
 
 import csv
@@ -55,7 +55,9 @@ class Visit:
         self.page = self.context.new_page()
         self.errors: list[str] = []
         self.requests: list[str] = []
-        self.page.on("console", lambda message: message.type in ("error", "warning") and self.errors.append(message.text))
+        self.page.on(
+            "console", lambda message: message.type in ("error", "warning") and self.errors.append(message.text)
+        )
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.server = server
@@ -86,7 +88,9 @@ def test_result_and_sliders(browser: Browser, server: RunningServer, images: lis
     expected = server.post(images[0].read_bytes()).json()["predictions"][0]
     assert page.locator("#result-title").inner_text() == expected["label"]
     assert page.locator("#bars .label").all_inner_texts() == [row["label"] for row in expected["top"]]
-    assert page.locator("#caption").inner_text() == "image 0 <b>&.png, 120 × 90 pixels"  # a name is text
+    assert (
+        page.locator("#caption").inner_text() == "image 0 <b>&.png, 120 \N{MULTIPLICATION SIGN} 90 pixels"
+    )  # a name is text
     assert page.locator("#caption b").count() == 0
     assert page.locator("#many").is_hidden()
     page.check("#show-map")
@@ -158,7 +162,7 @@ def test_drop_paste_and_camera(browser: Browser, server: RunningServer, images: 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_accessibility(browser: Browser, server: RunningServer, images: list[Path], scheme: str) -> None:
-    """axe-core finds nothing, on a phone and on a desktop, before and after results; nothing is wider than the screen."""
+    """axe-core finds nothing, on a phone and a desktop, before and after results; nothing exceeds the screen."""
     for width in (390, 1200):
         visit = Visit(browser, server, color_scheme=scheme, viewport={"width": width, "height": 844})
         assert visit.violations() == []
@@ -179,7 +183,9 @@ def test_keyboard(browser: Browser, server: RunningServer) -> None:
     reached = []
     for _ in range(5):
         visit.page.keyboard.press("Tab")
-        reached.append(visit.page.evaluate("() => document.activeElement.id || document.activeElement.textContent.trim()"))
+        reached.append(
+            visit.page.evaluate("() => document.activeElement.id || document.activeElement.textContent.trim()")
+        )
     assert reached == ["Skip to the images", "choose", "camera", "About this model", "API documentation"]
     visit.check()
 

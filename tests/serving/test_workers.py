@@ -47,7 +47,7 @@ def test_answers_are_never_swapped_in_20000_requests() -> None:
 
 
 def check_mixed_requests(server: RunningServer, count: int) -> Counter[int]:
-    """Send images of many kinds at once, bad ones among them, and compare every response with that of the image alone."""
+    """Send many kinds of images at once, bad ones too, and compare every response with that of the image alone."""
     expected = [server.post(image).json()["predictions"][0]["top"] for image in IMAGES]
     order = np.random.default_rng(0).integers(0, len(IMAGES) + 2, count)
     statuses: Counter[int] = Counter()
@@ -183,7 +183,7 @@ def check_sigterms(count: int) -> tuple[int, float]:
             threads = [threading.Thread(target=keep_asking) for _ in range(8)]
             for thread in threads:
                 thread.start()
-            wait_for(lambda: statuses["200"] > 20)
+            wait_for(lambda statuses=statuses: statuses["200"] > 20)
             start = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(30) == 143

@@ -17,7 +17,7 @@ from vitral.serving.batching import ModelQueue, Result
 from vitral.serving.gate import Gate
 from vitral.serving.refusals import RequestError, invalid
 from vitral.serving.service import ClientLeftError, Service
-from vitral.serving.settings import METHODS, Limits
+from vitral.serving.settings import Limits
 from vitral.serving.uploads import FORMATS, ParsedBody
 
 CONTENT_TYPES = {
@@ -26,6 +26,7 @@ CONTENT_TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
+Method = Literal["attention", "rollout", "relevance"]
 ModelName = Annotated[str | None, Query(description="The name of a model. Default: the first one.", max_length=64)]
 ERROR_CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -159,13 +160,16 @@ def _add_computation(app: FastAPI, service: Service) -> None:
     limits = service.settings.limits
     body = schema.image_body(limits)
     codes = (404, 408, 413, 415, 422, 429, 503)
-    TopK = Annotated[int, Query(ge=1, le=limits.top_k, description="Number of labels per image.")]
 
     @app.post(
         "/api/predict", responses=schema.responses(schema.rows_of("predictions", schema.PREDICTION), *codes, 501),
         openapi_extra=body,
     )  # fmt: skip
-    async def predict(request: Request, model: ModelName = None, top_k: TopK = 5) -> Response:
+    async def predict(
+        request: Request,
+        model: ModelName = None,
+        top_k: Annotated[int, Query(ge=1, le=limits.top_k, description="Number of labels per image.")] = 5,
+    ) -> Response:
         """Return the most probable labels of each image."""
         queue = service.queue_of(model)
         if queue.info and not queue.info["can_predict"]:
@@ -190,7 +194,7 @@ def _add_computation(app: FastAPI, service: Service) -> None:
     async def attention(
         request: Request,
         model: ModelName = None,
-        method: Literal[METHODS] = "attention",  # type: ignore[valid-type]
+        method: Method = "attention",
         layer: Annotated[int | None, Query(ge=-4096, le=4095, description="One layer. Default: all.")] = None,
         label: Annotated[int | None, Query(ge=0, le=10**6, description="A label's index, for relevance.")] = None,
     ) -> Response:

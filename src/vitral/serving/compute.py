@@ -49,7 +49,7 @@ def describe_model(predictor: Predictor, source: ModelSource) -> dict[str, Any]:
         "architecture": type(loaded.model).__name__,
         "width": getattr(config, "width", None),
         "layers": len(loaded.model.blocks) if can_attend else 0,
-        "heads": config.heads if can_attend else 0,
+        "heads": getattr(config, "heads", 0) if can_attend else 0,
         "image_size": list(config.image_hw),
         "preprocess": preprocess.as_dict(),
         "device": str(loaded.device),

@@ -39,21 +39,9 @@ LINGER_SECONDS, LINGER_BYTES = 2.0, 32 * 2**20
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 PROTECTED = ("/api/", "/metrics")
 """Paths that need the token; the page asks for it, and probes of health have none."""
-ROUTES = frozenset(
-    [
-        "/",
-        "/docs",
-        "/openapi.json",
-        "/healthz",
-        "/readyz",
-        "/metrics",
-        "/api/model",
-        "/api/models",
-        "/api/predict",
-        "/api/attention",
-        "/api/features",
-    ]
-)
+API_ROUTES = ("/api/model", "/api/models", "/api/predict", "/api/attention", "/api/features")
+ROUTES = frozenset(("/", "/docs", "/openapi.json", "/healthz", "/readyz", "/metrics", *API_ROUTES))
+"""The paths that the metrics name."""
 
 
 class Gate:

@@ -11,19 +11,29 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        shared = {"registry": self.registry}
-        self.requests = Counter("vitral_requests", "Responses by route and status.", ("route", "status"), **shared)
-        self.seconds = Histogram(
-            "vitral_request_seconds", "Time from the headers to the response.", ("route",), buckets=SECONDS, **shared
+        registry = self.registry
+        self.requests = Counter(
+            "vitral_requests", "Responses by route and status.", ("route", "status"), registry=registry
         )
-        self.batch_size = Histogram("vitral_batch_size", "Images per batch.", buckets=SIZES, **shared)
-        self.queue = Gauge("vitral_queue_images", "Images that wait for a worker.", ("model",), **shared)
-        self.pending = Gauge("vitral_pending_images", "Images without a result.", ("model",), **shared)
-        self.workers = Gauge("vitral_workers", "Workers that are ready.", ("model",), **shared)
-        self.refused = Counter("vitral_refused", "Refused requests by cause.", ("cause",), **shared)
-        self.bad_images = Counter("vitral_bad_images", "Unusable images by cause.", ("cause",), **shared)
-        self.dropped = Counter("vitral_dropped_images", "Images whose client left or whose deadline passed.", **shared)
-        self.restarts = Counter("vitral_worker_restarts", "Workers that ended and were started again.", **shared)
+        self.seconds = Histogram(
+            "vitral_request_seconds",
+            "Time from the headers to the response.",
+            ("route",),
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.batch_size = Histogram("vitral_batch_size", "Images per batch.", buckets=SIZES, registry=registry)
+        self.queue = Gauge("vitral_queue_images", "Images that wait for a worker.", ("model",), registry=registry)
+        self.pending = Gauge("vitral_pending_images", "Images without a result.", ("model",), registry=registry)
+        self.workers = Gauge("vitral_workers", "Workers that are ready.", ("model",), registry=registry)
+        self.refused = Counter("vitral_refused", "Refused requests by cause.", ("cause",), registry=registry)
+        self.bad_images = Counter("vitral_bad_images", "Unusable images by cause.", ("cause",), registry=registry)
+        self.dropped = Counter(
+            "vitral_dropped_images", "Images whose client left or whose deadline passed.", registry=registry
+        )
+        self.restarts = Counter(
+            "vitral_worker_restarts", "Workers that ended and were started again.", registry=registry
+        )
 
     def render(self) -> bytes:
         """Return all metrics as text."""

@@ -1,8 +1,6 @@
 """The errors of the API: a status, a code for programs and a message for people, never a path or a traceback."""
 
-from vitral.data.headers import Reason
-
-BAD_IMAGES: dict[Reason, tuple[int, str]] = {
+BAD_IMAGES: dict[str, tuple[int, str]] = {
     "empty": (400, "empty"),
     "unsupported": (415, "unsupported"),
     "truncated": (422, "truncated"),
@@ -50,7 +48,7 @@ class RequestError(Exception):
 
 def bad_image(reason: str) -> RequestError:
     """Return the error for an unusable image, from the reason in `BadImageError`."""
-    status, code = BAD_IMAGES.get(reason, (422, "corrupt"))  # pyright: ignore[reportArgumentType]
+    status, code = BAD_IMAGES.get(reason, (422, "corrupt"))
     return RequestError(status, code, MESSAGES[code])
 
 

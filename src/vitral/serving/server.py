@@ -13,6 +13,8 @@ from vitral.errors import ConfigError, missing_package
 from vitral.serving.settings import MEBIBYTE, Limits, ModelSource, ServeSettings, name_sources
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from vitral.serving.service import Service
 
 GRACE_SECONDS = 3
@@ -102,7 +104,7 @@ async def _run(settings: ServeSettings, listener: socket.socket, on_ready: Calla
         await service.stop()
 
 
-def _make_server(service: "Service"):
+def _make_server(service: "Service") -> "uvicorn.Server":
     import uvicorn
 
     from vitral.serving.app import build_app

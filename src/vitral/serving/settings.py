@@ -109,7 +109,7 @@ class ServeSettings:
             raise ConfigError("There is no model to serve.", hint="Pass a MODEL, such as vit-cifar10.")
         names = [model.name for model in self.models]
         for name in names:
-            if not re.fullmatch(r"[\w.-]{1,%d}" % MAX_NAME, name):
+            if not re.fullmatch(rf"[\w.-]{{1,{MAX_NAME}}}", name):
                 rule = f"1 to {MAX_NAME} letters, digits, dots, hyphens and underscores"
                 raise ConfigError(f"A model's name must have {rule} (got {short_repr(name)}).")
             if names.count(name) > 1:
@@ -132,7 +132,7 @@ def name_sources(sources: object) -> dict[str, str]:
     named: dict[str, str] = {}
     for source in listed:
         check_type("A model to serve", source, str, Path, hint="Pass a run folder, a weights file or a name.")
-        named[_unused(name_of(source), named)] = str(source)
+        named[_unused(name_of(str(source)), named)] = str(source)
     return named
 
 

@@ -1,7 +1,7 @@
 """A worker process: read images from standard input, decode them in threads, compute batches, write results.
 
-Decoding starts when an image arrives. A batch starts when the previous one has ended: with all images that are decoded by
-then, after waiting for others for at most `max_wait`. A killed server closes the pipe, which ends the worker.
+Decoding starts when an image arrives. A batch starts when the previous one has ended: with all images that are decoded
+by then, after waiting for others for at most `max_wait`. A killed server closes the pipe, which ends the worker.
 """
 
 import json

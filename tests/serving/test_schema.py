@@ -1,0 +1,30 @@
+"""schemathesis, which nobody here wrote, checks the API against its own OpenAPI document."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.serving.servers import RunningServer
+
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
+CHECKS += "response_headers_conformance,unsupported_method"
+
+
+def test_api_conforms_to_its_schema(server: RunningServer, tmp_path: Path) -> None:
+    run_schemathesis(server, tmp_path, examples=6)
+
+
+@pytest.mark.soak
+def test_api_conforms_to_its_schema_for_long(server: RunningServer, tmp_path: Path) -> None:
+    run_schemathesis(server, tmp_path, examples=1000)
+
+
+def run_schemathesis(server: RunningServer, folder: Path, examples: int) -> None:
+    command = [str(Path(sys.executable).with_name("schemathesis")), "run", f"{server.url}/openapi.json"]
+    command += ["--checks", CHECKS, "--max-examples", str(examples), "--seed", "1", "--phases", "examples,fuzzing"]
+    command += ["--no-color", "--generation-database", "none", "--suppress-health-check", "all"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+    assert server.post(b"still alive").status_code == 415
