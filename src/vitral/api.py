@@ -233,9 +233,7 @@ def inspect(
         reason = f": {skipped[0][1].reason}" if skipped else ""
         raise DataError(f"None of the {len(skipped)} images is readable{reason}.")
     failures = tuple((label, failure.reason) for label, failure in skipped)
-    result = inspect_model(
-        loaded, name, usable, labels=labels, with_faithfulness=faithfulness, on_stage=on_stage
-    )
+    result = inspect_model(loaded, name, usable, labels=labels, with_faithfulness=faithfulness, on_stage=on_stage)
     on_stage("drawing")
     result = replace(result, skipped=failures, out=str(folder))
     write_inspection(result, folder)

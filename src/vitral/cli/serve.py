@@ -38,8 +38,11 @@ def serve(
     allow_origin: Annotated[Names, option("Let scripts of this site call the API.", "ORIGIN", negative="")] = (),
     image_size: ImageSize = None,
     device: Device = "auto",
-    precision: Precision = "float32",
-    engine: Annotated[str, option("Engine that runs the model.", "ENGINE")] = "auto",
+    precision: Precision = "auto",
+    engine: Annotated[
+        str,
+        option("torch, compiled, onnxruntime or openvino. auto: torch, or the engine of an exported file.", "ENGINE"),
+    ] = "auto",
 ) -> None:
     """Serve a model: a web page for people and an API for programs.
 

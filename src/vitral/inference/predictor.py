@@ -164,8 +164,21 @@ class Predictor:
 
         yield from self._stream(images, lambda batch: map(as_tensor, batch))
 
+    @property
+    def can_predict(self) -> bool:
+        """Return whether the model has a classification head."""
+        try:
+            self.loaded.check_has_head()
+        except ConfigError:
+            return False
+        return True
+
+    def prepare(self, content: bytes) -> np.ndarray:
+        """Return an encoded image as uint8 (C, H, W), the model's input. Raise BadImageError if it is unusable."""
+        return self._backend.prepare(content)
+
     def predict_prepared(self, images: Sequence[np.ndarray]) -> list[Prediction]:
-        """Return a prediction per image of one batch: uint8 (C, H, W) as `preprocess` returns them."""
+        """Return a prediction per image of one batch: uint8 (C, H, W) as `prepare` returns them."""
         return self._predict(list(images))
 
     def features_prepared(self, images: Sequence[np.ndarray]) -> np.ndarray:

@@ -1,10 +1,7 @@
 """What a worker computes: predictions, features and attention maps of preprocessed images, as JSON."""
 
-import inspect
 import json
 from collections.abc import Callable, Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -13,8 +10,10 @@ from torch import Tensor
 
 from vitral.data.headers import Header
 from vitral.data.transforms import normalize, resized_size
-from vitral.errors import ConfigError
+from vitral.inference.engines.torch_eager import as_tensor
+from vitral.inference.exported_model import ExportedModel
 from vitral.inference.predictor import Predictor
+from vitral.inspection import relevance, rollout
 from vitral.model.recording import record_attention
 from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
@@ -28,58 +27,63 @@ MAX_MAP_VALUES = 2_000_000
 def load_predictor(source: ModelSource) -> Predictor:
     """Load the model as `vitral predict` does."""
     options: dict[str, Any] = dict(device=source.device, precision=source.precision, image_size=source.image_size)
-    if "engine" in inspect.signature(Predictor).parameters:
-        options["engine"] = source.engine
-    elif source.engine not in ("auto", "torch"):
-        raise ConfigError(f"engine must be auto or torch (got {source.engine!r}).")
-    return Predictor(source.source, **options)
+    return Predictor(source.source, engine=source.engine, **options)
 
 
 def describe_model(predictor: Predictor, source: ModelSource) -> dict[str, Any]:
     """Return what the page and `GET /api/model` show."""
     loaded = predictor.loaded
-    config, preprocess = loaded.model.config, loaded.preprocess
-    can_attend = isinstance(loaded.model, ViT) and not getattr(config, "merge", 0)
-    return {
+    engine, precision = predictor.engine.split()
+    common = {
         "name": source.name,
-        "labels": list(predictor.labels) if config.num_classes else [],
         "has_names": loaded.has_names,
         "multi_label": loaded.multi_label,
+        "preprocess": loaded.preprocess.as_dict(),
+        "precision": precision,
+        "engine": engine,
+        "can_detect_unusual": predictor.novelty is not None,
+        "warnings": list(loaded.warnings),
+    }
+    if isinstance(loaded, ExportedModel):
+        hidden: dict[str, Any] = {"parameters": None, "width": None, "layers": 0, "heads": 0, "methods": []}
+        labels, size = list(loaded.labels), list(loaded.preprocess.size)
+        shown = {"labels": labels, "architecture": "exported file", "image_size": size, "device": "cpu"}
+        return common | hidden | shown | {"can_predict": "logits" in loaded.outputs}
+    config, network = loaded.model.config, find_network(predictor)
+    return common | {
+        "labels": list(predictor.labels) if config.num_classes else [],
         "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
         "architecture": type(loaded.model).__name__,
         "width": getattr(config, "width", None),
-        "layers": len(loaded.model.blocks) if can_attend else 0,
-        "heads": getattr(config, "heads", 0) if can_attend else 0,
+        "layers": len(network.blocks) if network else 0,
+        "heads": network.config.heads if network else 0,
         "image_size": list(config.image_hw),
-        "preprocess": preprocess.as_dict(),
         "device": str(loaded.device),
-        "precision": loaded.precision,
-        "engine": str(getattr(loaded, "engine", "torch")),
         "can_predict": bool(config.num_classes) and config.pool != "none",
-        "can_detect_unusual": predictor.novelty is not None,
-        "methods": _methods() if can_attend else [],
-        "warnings": list(loaded.warnings),
+        "methods": list(METHODS) if network else [],
     }
 
 
-def _methods() -> list[str]:
-    """Return the maps that this version computes."""
-    return list(METHODS) if find_spec("vitral.inspection") else ["attention"]
+def find_network(predictor: Predictor) -> ViT | None:
+    """Return the network that attention maps are computed from; None for BiTs, merged tokens and exported files."""
+    loaded = predictor.loaded
+    model = None if isinstance(loaded, ExportedModel) else loaded.model
+    return model if isinstance(model, ViT) and not model.config.merge else None
 
 
 class Computer:
     """Run tasks on batches of preprocessed images and return a JSON object per image."""
 
     def __init__(self, predictor: Predictor, *, reject: float):
-        self.predictor = predictor
+        self.predictor, self.network = predictor, find_network(predictor)
         self.reject = reject
-        self.tasks: dict[str, Callable[[Sequence[Tensor], Sequence[dict[str, Any]]], list[bytes]]] = {
+        self.tasks: dict[str, Callable[[Sequence[np.ndarray], Sequence[dict[str, Any]]], list[bytes]]] = {
             "predict": self.predict,
             "features": self.features,
             "attention": self.attention,
         }
 
-    def predict(self, images: Sequence[Tensor], options: Sequence[dict[str, Any]]) -> list[bytes]:
+    def predict(self, images: Sequence[np.ndarray], options: Sequence[dict[str, Any]]) -> list[bytes]:
         """Return the most probable labels of each image."""
         predictions = self.predictor.predict_prepared(images)
         rows = []
@@ -91,43 +95,38 @@ class Computer:
             rows.append(json.dumps(row).encode())
         return rows
 
-    def features(self, images: Sequence[Tensor], options: Sequence[dict[str, Any]]) -> list[bytes]:
+    def features(self, images: Sequence[np.ndarray], options: Sequence[dict[str, Any]]) -> list[bytes]:
         """Return the embedding of each image: the input of the head."""
         rows = self.predictor.features_prepared(images)
         return [json.dumps({"features": [float(value) for value in row]}).encode() for row in rows]
 
-    def attention(self, images: Sequence[Tensor], options: Sequence[dict[str, Any]]) -> list[bytes]:
+    def attention(self, images: Sequence[np.ndarray], options: Sequence[dict[str, Any]]) -> list[bytes]:
         """Return a map per layer and head for each image, or one map of all layers together."""
         return [self._map(image, option) for image, option in zip(images, options, strict=True)]
 
-    def _map(self, image: Tensor, option: dict[str, Any]) -> bytes:
-        model, preprocess = self.predictor.loaded.model, self.predictor.loaded.preprocess
-        if not isinstance(model, ViT) or getattr(model.config, "merge", 0):
+    def _map(self, image: np.ndarray, option: dict[str, Any]) -> bytes:
+        model = self.network
+        if model is None:
             raise RequestError(501, "no_attention", "This model has no attention maps.")
         rows, columns = model.config.grid(*image.shape[1:])
-        batch = normalize(image[None].to(self.predictor.loaded.device), preprocess)
+        device = next(model.parameters()).device
+        batch = normalize(as_tensor(image)[None].to(device), self.predictor.loaded.preprocess)
         content: dict[str, Any] = {"method": option["method"], "rows": rows, "columns": columns}
         if option["method"] == "attention":
             maps = attention_maps(model, batch, option.get("layer"), (rows, columns))
             content |= {"layers": [{"layer": layer, "heads": heads} for layer, heads in maps.items()]}
         else:
-            content |= {"map": self._joined_map(option, batch, (rows, columns))}
+            content |= {"map": self._joined_map(model, option, batch)}
         return json.dumps(content).encode()
 
-    def _joined_map(self, option: dict[str, Any], batch: Tensor, grid: tuple[int, int]) -> list[list[float]]:
-        if find_spec("vitral.inspection") is None:
-            raise RequestError(501, "not_available", f"This version computes no {option['method']}.")
-        inspection = import_module("vitral.inspection")
-        model = self.predictor.loaded.model
+    def _joined_map(self, model: ViT, option: dict[str, Any], batch: Tensor) -> list[list[float]]:
         if option["method"] == "rollout":
-            result = inspection.rollout(model, batch)
-        else:
-            with torch.no_grad():
-                label = option.get("label", int(model(batch).argmax()))
-            if not 0 <= label < len(self.predictor.labels):
-                raise RequestError(400, "invalid_parameter", "label must be the index of a label.")
-            result = inspection.relevance(model, batch, torch.tensor([label], device=batch.device))
-        values = torch.as_tensor(result).detach().float().reshape(grid).clamp(min=0)
+            return _rounded(rollout(model, batch)[0])
+        with torch.no_grad():
+            label = option.get("label", int(model(batch).argmax()))
+        if not 0 <= label < len(self.predictor.labels):
+            raise RequestError(400, "invalid_parameter", "label must be the index of a label.")
+        values = relevance(model, batch, torch.tensor([label], device=batch.device))[0].clamp(min=0)
         return _rounded(values / values.sum().clamp(min=1e-12))
 
 

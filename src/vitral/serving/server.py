@@ -40,7 +40,7 @@ def serve(
     allow_origin: Sequence[str] = (),
     trusted_proxy: Sequence[str] = (),
     device: str = "auto",
-    precision: str = "float32",
+    precision: str = "auto",
     engine: str = "auto",
     image_size: int | tuple[int, int] | None = None,
     on_ready: Callable[[str], None] = lambda url: None,

@@ -48,7 +48,7 @@ class ModelSource:
     name: str
     source: str
     device: str = "auto"
-    precision: str = "float32"
+    precision: str = "auto"
     engine: str = "auto"
     image_size: tuple[int, int] | None = None
     threads: int | None = None

@@ -17,11 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from torch import Tensor
+import numpy as np
 
 from vitral.data.decode import BadImageError
 from vitral.data.headers import read_header
-from vitral.data.transforms import preprocess_image
 from vitral.errors import VitralError
 from vitral.inference.predictor import Predictor
 from vitral.serving import frames
@@ -42,7 +41,7 @@ class Task:
     number: int
     kind: str
     options: dict[str, Any]
-    image: Tensor | None = None
+    image: np.ndarray | None = None
     info: dict[str, Any] = field(default_factory=dict)
     ready: float = 0.0
 
@@ -110,18 +109,18 @@ class Worker:
             with self._changed:
                 self._decoding.discard(task.number)
 
-    def _prepare(self, content: bytes, *, with_box: bool) -> tuple[Tensor, dict[str, Any]]:
+    def _prepare(self, content: bytes, *, with_box: bool) -> tuple[np.ndarray, dict[str, Any]]:
         """Return the model's input before normalization, and the size of the image."""
         header = read_header(content)
         check_size(header.height, header.width, self.limits)
-        preprocess, step = self.predictor.loaded.preprocess, self.predictor.loaded.model.config.step_hw
+        loaded = self.predictor.loaded
         info: dict[str, Any] = {"width": header.width, "height": header.height}
         if with_box:
-            info["box"] = seen_box(header, preprocess, step)
+            info["box"] = seen_box(header, loaded.preprocess, loaded.step_hw)
         if header.height * header.width > LARGE_IMAGE:
             with self._large:
-                return preprocess_image(content, preprocess, patch=step).contiguous(), info
-        return preprocess_image(content, preprocess, patch=step).contiguous(), info
+                return self.predictor.prepare(content), info
+        return self.predictor.prepare(content), info
 
     def _fail(self, task: Task, error: RequestError) -> None:
         problem = {"status": error.status, "code": error.code, "message": error.message}
@@ -215,11 +214,9 @@ def main() -> None:
 
 def warm_up(worker: Worker) -> None:
     """Run the model once per size of batch, so that the first request is as fast as the others."""
-    import torch
-
     preprocess = worker.predictor.loaded.preprocess
-    image = torch.zeros(preprocess.channels, *preprocess.size, dtype=torch.uint8)
-    kind = "predict" if worker.predictor.loaded.model.config.num_classes else "features"
+    image = np.zeros((preprocess.channels, *preprocess.size), dtype=np.uint8)
+    kind = "predict" if worker.predictor.can_predict else "features"
     for size in WARM_UP_SIZES:
         worker.computer.tasks[kind]([image] * size, [{"top_k": 1}] * size)
 

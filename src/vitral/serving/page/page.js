@@ -69,7 +69,7 @@ function showModel(model) {
   const resized = { crop: "resize, then crop the center", squash: "resize to fit, without keeping the aspect ratio",
     pad: "resize and add a border", native: "keep the aspect ratio" }[preprocess.resize] ?? preprocess.resize;
   const facts = [
-    ["Network", `${model.architecture}, ${model.layers || "no"} layers, ${(model.parameters / 1e6).toFixed(1)} million parameters`],
+    ["Network", `${model.architecture}, ${model.parameters ? `${model.layers || "no"} layers, ${(model.parameters / 1e6).toFixed(1)} million parameters` : "layers unknown"}`],
     ["Input", `${width} × ${height} pixels, ${preprocess.channels} channels`],
     ["Preprocessing", `${resized}; ${preprocess.interpolation}${preprocess.antialias ? " with antialiasing" : ""}`],
     ["Mean and standard deviation", `${preprocess.mean.map(rounded).join(", ")} and ${preprocess.std.map(rounded).join(", ")}`],
