@@ -37,7 +37,8 @@ def main() -> None:
     parser.add_argument("--worker", nargs=3, metavar=("MODEL", "STRATEGY", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        measure(*options.worker, options.batch, options.steps)
+        model, strategy, folder = options.worker
+        measure(model, strategy, folder, options.batch, options.steps)
         return
     machine = describe_machine()
     print(machine, flush=True)
