@@ -22,7 +22,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Measure the faithfulness of rollout and relevance.")
     parser.add_argument("data", help="CIFAR-10: a folder of class folders or of tar shards, with a test split")
     parser.add_argument("--images", type=int, default=500)
     parser.add_argument("--out", type=Path, default=RESULTS / f"faithfulness-{date.today()}.json")

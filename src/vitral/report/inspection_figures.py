@@ -95,7 +95,7 @@ def _draw_distance(figure: "Figure", inspection: "Inspection") -> None:
 
 
 def _draw_tokens(figure: "Figure", image: "InspectedImage") -> None:
-    above, below = figure.subfigures(2, 1, height_ratios=[1, 1.5])
+    above, below = np.ravel(np.asarray(figure.subfigures(2, 1, height_ratios=[1, 1.5])))
     step = -(-len(image.norms) // 12)
     chosen = range(0, len(image.norms), step)
     for axis, layer in zip(np.atleast_1d(above.subplots(1, len(chosen))), chosen, strict=True):
@@ -143,6 +143,7 @@ def _draw_faithfulness(figure: "Figure", results: Any) -> None:  # noqa: ANN401 
     axes = figure.subplots()
     for color, (name, result) in zip((ORANGE, BLUE), results.items(), strict=False):
         axes.plot(result["fractions"], result["curve"], color=color, label=f"{name}: {result['score']:+.3f}")
+    result = next(iter(results.values()))
     axes.plot(result["fractions"], result["random_curve"], color=GRAY, linestyle="--", label="random order")
     axes.set(xlabel="patches deleted", ylabel="probability of the predicted class", ylim=(0, None))
     axes.legend(frameon=False, fontsize=8)
@@ -173,7 +174,7 @@ def _save(path: Path, width: float, height: float, draw: "Callable[[Figure], Non
     import matplotlib
     from matplotlib.figure import Figure
 
-    style = {"font.size": 9, "text.color": INK, "axes.edgecolor": GRAY, "axes.labelcolor": INK}
+    style: Any = {"font.size": 9, "text.color": INK, "axes.edgecolor": GRAY, "axes.labelcolor": INK}
     with matplotlib.rc_context(style), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of letters that the font lacks
         figure = Figure(figsize=(width, height), layout="constrained")
