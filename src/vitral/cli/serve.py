@@ -15,7 +15,14 @@ def serve(
     /,
     *,
     models: Annotated[
-        Names, option("Serve a model under a name. Repeat for several.", "NAME=MODEL", name="--model", negative="")
+        Names,
+        option(
+            "Serve a model under a name. Repeat for several.",
+            "NAME=MODEL",
+            name="--model",
+            negative="",
+            show_default=False,
+        ),
     ] = (),
     host: Annotated[str, option("Address to listen on; 0.0.0.0 for every network.", "HOST")] = "127.0.0.1",
     port: Annotated[Integer, option("Port to listen on; 0 for a free one.")] = 8000,
@@ -31,11 +38,17 @@ def serve(
     max_body: Annotated[float, option("Largest request in MiB.", "MIB")] = 10.0,
     reject: Annotated[float, option('Show "none of these" for images at least this unusual.', "N")] = 0.95,
     root_path: Annotated[
-        str, option("Path under which a proxy publishes the server.", "PATH", show_default=False)
+        str, option("Path under which a proxy publishes the server.", "PREFIX", show_default=False)
     ] = "",
-    trusted_proxy: Annotated[Names, option("Trust the X-Forwarded headers of this address.", "IP", negative="")] = (),
-    allow_host: Annotated[Names, option("Accept this name in the Host header.", "NAME", negative="")] = (),
-    allow_origin: Annotated[Names, option("Let scripts of this site call the API.", "ORIGIN", negative="")] = (),
+    trusted_proxy: Annotated[
+        Names, option("Trust the X-Forwarded headers of this address.", "IP", negative="", show_default=False)
+    ] = (),
+    allow_host: Annotated[
+        Names, option("Accept this name in the Host header.", "NAME", negative="", show_default=False)
+    ] = (),
+    allow_origin: Annotated[
+        Names, option("Let scripts of this site call the API.", "ORIGIN", negative="", show_default=False)
+    ] = (),
     image_size: ImageSize = None,
     device: Device = "auto",
     precision: Precision = "auto",
