@@ -105,7 +105,7 @@ def timm_script(model: vitral.ViT) -> Candidate:
         from PIL import Image
         from torchvision import transforms
 
-        prepare = transforms.Compose(
+        prepare: Any = transforms.Compose(
             [transforms.Resize((height, width)), transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.5] * 3)]
         )
         labels: Labels = []

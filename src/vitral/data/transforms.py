@@ -38,10 +38,10 @@ def crop_or_pad(image: Tensor, preprocess: Preprocess) -> Tensor:
     """Crop the center of a resized image, or add a border, as the preprocessing requires."""
     height, width = preprocess.size
     if preprocess.resize == "crop":
-        top, left = corner_of(tuple(image.shape[1:]), preprocess.size)
+        top, left = corner_of((image.shape[1], image.shape[2]), preprocess.size)
         return image[:, top : top + height, left : left + width]
     if preprocess.resize == "pad":
-        (top, bottom), (left, right) = border_of(tuple(image.shape[1:]), preprocess.size)
+        (top, bottom), (left, right) = border_of((image.shape[1], image.shape[2]), preprocess.size)
         return F.pad(image, (left, right, top, bottom), value=preprocess.background)
     return image
 
