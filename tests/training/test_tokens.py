@@ -11,7 +11,8 @@ from tests.conftest import small_model
 from tests.data.images import class_folders
 from tests.training.short_runs import assert_same_run, interrupt_at, last
 from vitral.cache import cache_folder
-from vitral.data.augment import Augment, random_generator
+from vitral.data.augment import Augment
+from vitral.data.randomness import random_generator
 from vitral.data.sources import open_dataset
 from vitral.evaluation.metrics import fit_temperature
 from vitral.inference.loaded_model import LoadedModel, load_model

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from vitral.cache import cache_folder, cache_limit
 from vitral.collectives import current_world
-from vitral.data.augment import Augment, random_generator
+from vitral.data.augment import Augment
 from vitral.data.batches import Batch, BatchLoader, ImageDataset, epoch_order, label_tensor, share_batches
 from vitral.data.dataset import Item
+from vitral.data.randomness import random_generator
 from vitral.data.scan import Progress
 from vitral.errors import DataError
 from vitral.evaluation.feature_cache import add_items

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from vitral.runs import Run
     from vitral.training.tokens import Loader
 
-BATCH_SAMPLE = 2**40 - 2
-"""The sample index whose random numbers mix or corrupt a whole batch."""
-
 
 class Corruption(NamedTuple):
     """The changes to the patch embeddings of a batch."""

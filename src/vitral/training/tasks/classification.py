@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vitral.data.augment import random_generator
 from vitral.data.batches import Batch
 from vitral.data.contact_sheet import thumbnail
 from vitral.data.dataset import DatasetIndex, Item, class_counts
 from vitral.data.decode import BadImageError
+from vitral.data.randomness import BATCH_SAMPLE, random_generator
 from vitral.data.splits import Splits
 from vitral.evaluation.metrics import score
 from vitral.evaluation.results import summarize
@@ -31,7 +31,7 @@ from vitral.training.events import Event
 from vitral.training.mixing import balanced_weights, mix_batch, previous_images, soft_loss, soft_targets
 from vitral.training.probe import measuring
 from vitral.training.sharding import keeps_float32, root_of, run_with
-from vitral.training.tasks import BATCH_SAMPLE, Measurement, PreparedBatch
+from vitral.training.tasks import Measurement, PreparedBatch
 from vitral.training.tasks.relevance_images import draw_relevance, typical_images
 
 if TYPE_CHECKING:

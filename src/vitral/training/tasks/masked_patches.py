@@ -15,9 +15,9 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from vitral.collectives import gather
-from vitral.data.augment import random_generator
 from vitral.data.batches import Batch, BatchLoader, ImageDataset
 from vitral.data.dataset import Item
+from vitral.data.randomness import BATCH_SAMPLE, random_generator
 from vitral.data.transforms import normalize
 from vitral.errors import ConfigError, DataError
 from vitral.evaluation.metrics import Scores
@@ -32,7 +32,7 @@ from vitral.runs import Run
 from vitral.training.config import Masking, ResolvedConfig
 from vitral.training.events import Event, Measuring
 from vitral.training.sharding import root_of, run_with
-from vitral.training.tasks import BATCH_SAMPLE, Corruption, Measurement, PreparedBatch
+from vitral.training.tasks import Corruption, Measurement, PreparedBatch
 from vitral.training.tasks.masked_sheet import MAX_ROWS, PatchSheet
 from vitral.training.tokens import Loader
 
