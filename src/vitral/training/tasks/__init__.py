@@ -57,7 +57,7 @@ class Measurement:
 
 
 class Task(Protocol):
-    """What a network learns."""
+    """A training objective: targets, loss and scores."""
 
     @property
     def extra(self) -> nn.Module:
