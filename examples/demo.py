@@ -30,11 +30,12 @@ def main() -> None:
 The report, with the mistakes:   {run / "report.html"}
 
 What to try next (after `source .venv/bin/activate`):
-  vitral data photos/                  check your own images, in one folder per class
-  vitral train photos/                 train on them
-  vitral train photos/ --minutes 10    train in the time that you have
-  vitral models                        list the networks of the paper
-  docs/tutorials/first-model.md        read a slower introduction"""
+  vitral inspect {run} {images} --out {run.with_name(f"{run.name}-inside")}
+                                        see where the model looks
+  vitral data photos/                   check your own images, in one folder per class
+  vitral train photos/ --from auto --minutes 10
+                                        fine-tune a pretrained checkpoint on them, in the time that you have
+  docs/tutorials/first-model.md         read a slower introduction"""
     )
 
 

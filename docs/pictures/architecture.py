@@ -19,15 +19,15 @@ CONFIG = ViTConfig(width=96, depth=4, heads=3, mlp_width=384, patch_size=24, ima
 
 
 def stained_glass(size: int) -> np.ndarray:
-    """A window: cells around random points, each in one colour, lead between them."""
+    """A window: cells around random points, each in one color, lead between them."""
     numbers = np.random.default_rng(7)
     centres = numbers.uniform(0, size, (46, 2))
     y, x = np.mgrid[:size, :size]
     distance = np.hypot(y[..., None] - centres[:, 0], x[..., None] - centres[:, 1])
     nearest = np.sort(distance, axis=-1)
     hue = (np.hypot(centres[:, 0] - size / 2, centres[:, 1] - size / 2) / size + numbers.uniform(0, 0.12, 46)) % 1
-    colours = plt.get_cmap("Spectral")(hue)[:, :3]
-    window = colours[distance.argmin(-1)] * (0.85 + 0.15 * np.cos(nearest[..., :1] / 20))
+    colors = plt.get_cmap("Spectral")(hue)[:, :3]
+    window = colors[distance.argmin(-1)] * (0.85 + 0.15 * np.cos(nearest[..., :1] / 20))
     window[nearest[..., 1] - nearest[..., 0] < 6] = 0.12
     return window
 
@@ -75,7 +75,7 @@ def arrow(axes: plt.Axes, start: float, end: float) -> None:
 
 
 def tokens(axes: plt.Axes, window: np.ndarray, rows: int, columns: int, patch: int) -> None:
-    """A column of tokens in the mean colours of their patches, the class token on top."""
+    """A column of tokens in the mean colors of their patches, the class token on top."""
     height = 26 / (rows * columns + 1)
     axes.add_patch(Rectangle((58, 34 - height), 6, height * 0.86, facecolor="white", edgecolor=INK, linewidth=1.3))
     axes.text(61, 34 - height / 2 - 0.1, "class", ha="center", va="center", fontsize=7, color=INK)
@@ -94,14 +94,14 @@ def encoder(axes: plt.Axes) -> None:
                 (left, 9), 4.9, 24, boxstyle="round,pad=0.1,rounding_size=0.8", facecolor=GLASS, edgecolor=INK
             )
         )
-        for bottom, words, colour in ((21.6, "attention", "#81b29a"), (10.4, "MLP", "#f2cc8f")):
+        for bottom, words, color in ((21.6, "attention", "#81b29a"), (10.4, "MLP", "#f2cc8f")):
             axes.add_patch(
                 FancyBboxPatch(
                     (left + 0.7, bottom),
                     3.5,
                     10,
                     boxstyle="round,pad=0,rounding_size=0.5",
-                    facecolor=colour,
+                    facecolor=color,
                     edgecolor="none",
                 )
             )
@@ -112,9 +112,9 @@ def head(axes: plt.Axes) -> None:
     logits = np.random.default_rng(3).normal(0, 1.1, CONFIG.num_classes)
     chance = np.exp(logits) / np.exp(logits).sum()
     for number, value in enumerate(chance):
-        colour = "#3d405b" if value == chance.max() else "#b8bccf"
+        color = "#3d405b" if value == chance.max() else "#b8bccf"
         axes.add_patch(
-            Rectangle((100, 31.4 - 2.4 * number), max(0.4, 40 * value), 1.6, facecolor=colour, edgecolor="none")
+            Rectangle((100, 31.4 - 2.4 * number), max(0.4, 40 * value), 1.6, facecolor=color, edgecolor="none")
         )
 
 

@@ -1,4 +1,4 @@
-"""What the processes of one command agree on: values, sums of gradients. In a single process, each returns its input.
+"""Let the processes of one command agree on values and sum their gradients. A single process gets its input back.
 
 Every process calls the same functions in the same order. The other modules need no branch for several processes. A
 single process imports no torch for it.

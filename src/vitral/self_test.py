@@ -34,7 +34,7 @@ class Check:
     name: str
     result: Literal["holds", "fails", "skipped"]
     detail: str
-    """What was measured, why it failed, or why it was skipped."""
+    """The measurement, or the reason why the test failed or was skipped."""
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def bench(
     --------
     vitral bench
     vitral bench --model runs/photos-1 --batch-sizes 1,32
-    vitral bench --model vit-b16 --against timm,transformers,torchvision
+    vitral bench --model vit-b16 --against timm,transformers --format json
     """
     from vitral.benchmarking import BenchResult, bench_events
 

@@ -103,8 +103,8 @@ def _show(result: "Scan", sheet: Path | None, suspects: "Suspects | None", files
         if suspects is not None:
             show_suspects(suspects, files)
 
-    found = {} if suspects is None else {"suspects": {**suspects.as_dict(), "files": [str(path) for path in files]}}
-    show_as(format, json=result.as_dict() | found, quiet=map(printable, result.problems), human=show)
+    extra = {} if suspects is None else {"suspects": {**suspects.as_dict(), "files": [str(path) for path in files]}}
+    show_as(format, json=result.as_dict() | extra, quiet=map(printable, result.problems), human=show)
 
 
 def load_suspect_model(

@@ -33,7 +33,7 @@ from vitral.errors import ConfigError
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measures:
-    """What to measure, and against which labels. None of it applies to a suite."""
+    """Measurements to take, and the labels to use. None applies to a suite."""
 
     few_shot: Annotated[
         Text, option("Evaluate the features by ridge regression on K images per class, such as 10 or 1,5,10.", "K")

@@ -24,7 +24,10 @@ def inspect(
     label: Annotated[
         tuple[str, ...],
         option(
-            "Show the relevance for this class instead of the most probable ones. Repeatable.", "LABEL", negative=""
+            "Show the relevance for this class instead of the most probable ones. Repeat for several.",
+            "LABEL",
+            negative="",
+            show_default=False,
         ),
     ] = (),
     faithfulness: Annotated[

@@ -3,7 +3,7 @@
 import sys
 from typing import Annotated
 
-from vitral.cli.parameters import MODEL_HELP, Device, ImageSize, Integer, Precision, Text, option
+from vitral.cli.parameters import RUNNABLE_HELP, Device, ImageSize, Integer, Precision, Text, option
 from vitral.errors import ConfigError
 from vitral.files import printable
 
@@ -11,7 +11,7 @@ Names = tuple[str, ...]
 
 
 def serve(
-    model: Annotated[str | None, option(MODEL_HELP)] = None,
+    model: Annotated[str | None, option(RUNNABLE_HELP)] = None,
     /,
     *,
     models: Annotated[

@@ -41,7 +41,7 @@ class Settings:
         AUTO,
         option("Train the probe only, head, last-blocks, lora or all.", "WHAT"),
     ] = None
-    minutes: Annotated[OptionalNumber, option("Plan the run to take this long.")] = None
+    minutes: Annotated[OptionalNumber, option("Time limit of the whole command; settings are chosen to fit.")] = None
     epochs: Annotated[OptionalNumber, AUTO, option("Number of passes over the training images.")] = None
     steps: Annotated[OptionalInt, option("Number of optimizer steps, instead of epochs.")] = None
     batch_size: Annotated[OptionalInt, AUTO, option("Images per optimizer step.")] = None

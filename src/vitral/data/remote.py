@@ -44,7 +44,7 @@ class _Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a store, as it was when the store was asked."""
+    """A file of a store, as the store described it when it was listed."""
 
     url: str
     size: int

@@ -33,7 +33,7 @@ THREADS = 8
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
-    """Where the images of a split are."""
+    """The positions of the images of a split in its shards."""
 
     shards: np.ndarray
     """(N,): the number of the shard of each image."""
@@ -59,8 +59,8 @@ def stream_order(layout: Layout, *, batch_size: int, seed: int, epoch: int) -> n
     random = random_generator(seed, epoch, ORDER_SAMPLE)
     count = len(layout.sizes)
     lanes = min(LANES, count)
-    place = random.permutation(int(layout.shards.max()) + 1)[layout.shards]
-    row = np.roll(np.lexsort((layout.offsets, place)), int(random.integers(count)))
+    rank = random.permutation(int(layout.shards.max()) + 1)[layout.shards]
+    row = np.roll(np.lexsort((layout.offsets, rank)), int(random.integers(count)))
     starts = np.arange(lanes + 1) * count // lanes
     lane = np.searchsorted(starts, np.arange(count), side="right") - 1
     turn = np.arange(count) - starts[lane]

@@ -54,7 +54,7 @@ class Exported:
     images: int
     """Number of images that were compared."""
     origin: str = "random images"
-    """Which images were compared, besides random ones."""
+    """The origin of the images that were compared besides random ones."""
     drop: Drop | None = None
     """The accuracy that int8 loses."""
     kept: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ Run = Callable[[np.ndarray], np.ndarray]
 
 
 class Content(NamedTuple):
-    """What a file holds."""
+    """The content of an exported file."""
 
     program: torch.export.ExportedProgram
     preprocess: Preprocess

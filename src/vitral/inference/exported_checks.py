@@ -38,7 +38,7 @@ _MESSAGES: dict[str, dict[int, str]] = {
 
 @dataclass(kw_only=True)
 class _Content:
-    """What an ONNX file refers to."""
+    """The operators and files that an ONNX file refers to."""
 
     operators: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     """(domain, operator)."""

@@ -334,8 +334,8 @@ def _agrees(row: WrittenRow, current: Row, predictor: "Predictor") -> bool:
     label, probability = current.top[0]
     if label == row.label and abs(probability - row.probability) < TOLERANCE:
         return True
-    found = dict(current.top).get(row.label or "", float("inf"))
-    return predictor.may_round and abs(found - row.probability) <= Gate().max_difference
+    probability = dict(current.top).get(row.label or "", float("inf"))
+    return predictor.may_round and abs(probability - row.probability) <= Gate().max_difference
 
 
 # ---- features ----

@@ -1,4 +1,4 @@
-"""What the weights alone show: the similarity of positions, and the filters of the patch projection."""
+"""Compute what the weights alone show: the similarity of positions, and the filters of the patch projection."""
 
 from typing import NamedTuple, cast
 

@@ -24,9 +24,9 @@ def heat(pixels: np.ndarray, map: np.ndarray, side: int = 320) -> np.ndarray:
     rgb = enlarge(pixels, side).astype(float)
     gray = 0.15 * rgb + 0.85 * rgb.mean(axis=2, keepdims=True)
     shares = stretch(map, rgb.shape[:2])
-    place = (0.12 + 0.88 * shares) * (len(_PALETTE) - 1)
+    level = (0.12 + 0.88 * shares) * (len(_PALETTE) - 1)
     steps = np.arange(len(_PALETTE))
-    colors = np.stack([np.interp(place, steps, _PALETTE[:, channel]) for channel in range(3)], axis=2)
+    colors = np.stack([np.interp(level, steps, _PALETTE[:, channel]) for channel in range(3)], axis=2)
     alpha = (0.28 + 0.6 * np.minimum(1, 1.3 * shares))[..., None]
     return (gray * (1 - alpha) + colors * alpha).astype(np.uint8)
 

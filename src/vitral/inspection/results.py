@@ -1,4 +1,4 @@
-"""What an inspection found, as arrays and plain values that the report reads."""
+"""Hold the results of an inspection as arrays and plain values, which the report reads."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -39,7 +39,7 @@ class ClassMap:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class InspectedImage:
-    """What the model does with one image."""
+    """The maps and scores of one image."""
 
     name: str
     pixels: np.ndarray

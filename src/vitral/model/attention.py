@@ -20,7 +20,7 @@ from vitral.model.positions import RelativePositions
 Recorder = Callable[[list[Tensor], Packing], None]
 Heads = Float[Tensor, "B H _ E"]
 GroupHeads = Float[Tensor, "_ H _ E"]
-"""Of one group of a packed list: groups differ in the number of images."""
+"""One group of a packed list; groups differ in the number of images."""
 
 
 class Attention(nn.Module):

@@ -51,7 +51,7 @@ class MergingAttention(Attention):
 
 
 class Matching(NamedTuple):
-    """Which tokens of the first set are merged into which tokens of the second."""
+    """The tokens of the first set that are merged, and the tokens of the second that they are merged into."""
 
     sources: Int[Tensor, "B merged"]
     targets: Int[Tensor, "B merged"]

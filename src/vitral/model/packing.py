@@ -16,7 +16,7 @@ from vitral.model.config import ViTConfig
 
 
 class Merged(NamedTuple):
-    """Which patches were merged into which tokens (merging.py)."""
+    """The assignment of patches to merged tokens (merging.py)."""
 
     sizes: Tensor
     """(images, merged tokens): the number of patches in each token."""

@@ -35,7 +35,7 @@ the links of its torus for a TPU."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assumptions:
-    """What a prediction assumes beside the data sheet. Every field is an assumption, not a measurement."""
+    """The assumptions of a prediction, beside the data sheet. None of them is a measurement."""
 
     utilization: float = 0.4
     """Fraction of the peak that one device reaches: 0.43 for the paper's L/16 on TPUv3, 0.32 for its H/14."""

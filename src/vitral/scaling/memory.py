@@ -49,7 +49,7 @@ class Memory:
     optimizer: int
     """Moments, and the moving average if there is one."""
     activations: int
-    """What the backward pass needs, and its workspace."""
+    """Tensors that the backward pass needs, and its workspace."""
     buffers: int
     """Copies: 16-bit weights, the sum of gradients, blocks gathered from all devices."""
     peak: int

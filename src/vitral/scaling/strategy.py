@@ -63,7 +63,7 @@ class Strategy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What a strategy is chosen for."""
+    """The network, devices and settings that a strategy is chosen for."""
 
     config: ViTConfig | BiTConfig
     device: Device

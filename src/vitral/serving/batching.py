@@ -49,7 +49,7 @@ class ModelQueue:
         self.metrics = metrics
         self.info: dict[str, Any] = {}
         self.workers: list[WorkerProcess] = []
-        """Those that are alive."""
+        """Workers that are alive."""
         self._waiting: deque[QueuedImage] = deque()
         self._images: dict[int, QueuedImage] = {}
         self._per_client: Counter[str] = Counter()

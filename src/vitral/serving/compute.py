@@ -1,4 +1,4 @@
-"""What a worker computes: predictions, features and attention maps of preprocessed images, as JSON."""
+"""Compute predictions, features and attention maps of preprocessed images in a worker, as JSON."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -15,7 +15,7 @@ METHODS = ("attention", "rollout", "relevance")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What one request may contain. Each limit is checked before the memory or time that it bounds is spent."""
+    """Limits of one request. Each is checked before the memory or time that it bounds is spent."""
 
     body: int = 10 * MEBIBYTE
     """Bytes of a request body: a 40-megapixel JPEG of ordinary quality fits."""

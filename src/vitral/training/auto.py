@@ -45,7 +45,7 @@ _LEARNING_RATES = {  # optimizer: from scratch, all weights of a checkpoint, its
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the choices depend on, besides the settings."""
+    """Facts that the choices depend on, besides the settings."""
 
     dataset: DatasetIndex
     train: Sequence[Item]

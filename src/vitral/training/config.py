@@ -81,7 +81,7 @@ class Mix:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tune:
-    """Which weights are trained."""
+    """The choice of the weights to train."""
 
     what: TuneWhat | Auto = "auto"
     """probe: nothing after the linear probe. head: the head alone. last-blocks: the head and the last blocks. lora:
@@ -167,7 +167,8 @@ class TrainConfig:
     steps: int | None = None
     """Number of optimizer steps, instead of epochs."""
     minutes: float | None = None
-    """Time budget: train for as many epochs as fit, planned from the speed of the first steps."""
+    """Time limit of the whole command. vitral measures its speed, chooses what fits, and shortens the schedule if the
+    machine slows down."""
     batch_size: int | Auto = "auto"
     """Images per optimizer step, over all processes."""
     accumulate: int = 1

@@ -31,7 +31,7 @@ from vitral.training.tokens import TokenPlan, affordable_views, count_patches, t
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FeaturePlan:
-    """What is computed before the probe is fitted: settings that fit the time, with their network and images."""
+    """The features to compute before the probe is fitted: settings that fit the time, with their network and images."""
 
     config: ResolvedConfig
     splits: Splits
@@ -39,7 +39,7 @@ class FeaturePlan:
     """With the widest pooling."""
     pools: Mapping[str, slice]
     changes: Sequence[str]
-    """What became of weights that do not fit the settings."""
+    """Changes of weights that do not fit the settings."""
     choices: tuple[Chosen, ...]
     image_seconds: float
     """Expected time of a forward pass; 0 without a time budget."""

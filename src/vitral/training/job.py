@@ -76,7 +76,7 @@ class Job:
     """The trained parameters before the first step, of a run that starts with a probe."""
     tokens: TokenSet | None = None
     candidates: tuple[Candidate, ...] = ()
-    """What was tried before the first step."""
+    """Candidates that were tried before the first step."""
     groups: Mapping[str, str] = field(default_factory=dict[str, str])
     """The group of each image with near-duplicates."""
     findings: Mapping[str, Any] = field(default_factory=dict[str, Any])

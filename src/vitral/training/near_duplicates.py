@@ -28,7 +28,7 @@ SIDE = 112
 MAX_IMAGES = 10_000
 """Larger datasets are searched only if near_duplicates=group."""
 MAX_GROUPED = 0.3
-"""If more of the images than this seem to have near-duplicates, the checkpoint cannot tell them apart."""
+"""If more of the images than this seem to have near-duplicates, the checkpoint cannot distinguish them."""
 MAX_SHARE = 0.1
 """Largest share of a time budget for the search."""
 

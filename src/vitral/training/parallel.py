@@ -80,8 +80,8 @@ def find_restarted(out: Path | None) -> Run | None:
         return None
     folders = sorted(Path("runs").glob("*")) if out is None else [out]
     runs = (Run(folder) for folder in folders if Run.is_run(folder))
-    found = [run.folder for run in runs if run.read_manifest().get("launch") == world.launch]
-    folder = from_first(found[-1] if found else None)
+    launched = [run.folder for run in runs if run.read_manifest().get("launch") == world.launch]
+    folder = from_first(launched[-1] if launched else None)
     return None if folder is None else Run(folder)
 
 

@@ -71,8 +71,8 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     splits = split_dataset(dataset, val, request.config, duplicates.groups)
     yield from (Warned(message=note) for note in splits.notes)
     sizes = {"test": len(splits.test), "validation": len(splits.validation)}
-    made = [Chosen(name=name, value=f"{size:,} images", reason=splits.reasons[name]) for name, size in sizes.items()]
-    yield from made
+    choices = [Chosen(name=name, value=f"{size:,} images", reason=splits.reasons[name]) for name, size in sizes.items()]
+    yield from choices
     config, resolved = resolve_request(request, dataset, splits)
     if world.size > 1 and not isinstance(request.config, ResolvedConfig):
         config, shared = divide_batches(config, world)
@@ -95,7 +95,7 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
         resolved = tuple(choice for choice in resolved if choice not in deferred)
     else:
         yield from deferred
-    job = make_job(request, warm, dataset, val, run, choices=(*request.choices, *made, *resolved, *warm.choices))
+    job = make_job(request, warm, dataset, val, run, choices=(*request.choices, *choices, *resolved, *warm.choices))
     if budget is not None:
         job = attach_budget(job, budget, warm.image_seconds)
     if job.config.epochs == "auto":

@@ -28,7 +28,7 @@ _LENGTHS = {"steps": None, "epochs": "auto", "minutes": None}
 
 
 SETTINGS_OF_OLD_RUNS = {"near_duplicates": "ignore", "tune.views": 0, "refit": False, "parallel": "ddp"}
-"""What runs of versions without these settings did."""
+"""Values that reproduce runs of versions without these settings."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ class Pace:
     moved_at: int = 0
     """The step at which the end was moved last."""
     position: float = 0.0
-    """Where that step lies in the schedule, in planned steps."""
+    """The position of that step in the schedule, in planned steps."""
 
     @classmethod
     def start(cls, first: int, steps: int) -> "Pace":

@@ -1,7 +1,7 @@
 """Shard a network over all processes with FSDP2: each holds its rows of every parameter, gradient and moment.
 
 A block's parameters are gathered when the block runs and freed after it, so that no process holds the whole network.
-Everything outside of a forward or backward pass works on rows: `rows_of` tells which ones this process has.
+Everything outside of a forward or backward pass works on rows: `rows_of` returns those of this process.
 """
 
 from collections.abc import Callable, Iterator, Mapping

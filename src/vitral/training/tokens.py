@@ -51,7 +51,7 @@ VIEW_PATCHES = 1.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenPlan:
-    """Which tokens of which images to keep."""
+    """The images and tokens to keep."""
 
     trained: int
     """Number of trained blocks, the last ones."""

@@ -1,4 +1,4 @@
-"""Which weights are trained: all, the head, the last blocks, or LoRA; and the adapter file of a partial training."""
+"""Choose the weights to train (all, head, last blocks or LoRA), and write the adapter file of a partial training."""
 
 import json
 import math

@@ -54,7 +54,7 @@ class Measurement:
 
 
 class Task(Protocol):
-    """What a network learns."""
+    """A training objective: targets, loss and scores."""
 
     @property
     def extra(self) -> nn.Module:

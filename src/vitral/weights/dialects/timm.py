@@ -192,7 +192,7 @@ def write(content: Content, path: Path) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigJson:
-    """What config.json states or its architecture implies; None for the rest."""
+    """Facts that config.json states or its architecture implies; None for the rest."""
 
     size: shapes.Pair | None
     """(height, width) of the images."""
