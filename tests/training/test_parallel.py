@@ -1,7 +1,9 @@
 """Several processes train as one process with as many micro-batches does: real torchrun processes, over gloo."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -64,6 +66,34 @@ def test_one_process_resumes_a_run_of_two(photos: Path, tmp_path: Path) -> None:
     whole = run(*words, "--accumulate", "2", "--out", tmp_path / "one")
     assert (resumed.returncode, whole.returncode) == (0, 0), resumed.stderr + whole.stderr
     assert hash_weights(tmp_path / "one") == hash_weights(tmp_path / "two")
+
+
+@pytest.mark.soak
+def test_a_static_rendezvous_is_refused_with_the_reason(photos: Path, tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    done = run("train", photos, *SETTINGS, *NETWORK, "--steps", "2", "--out", tmp_path / "run", launcher=launcher)
+    assert done.returncode != 0
+    assert "WORLD_SIZE=2 comes from a static rendezvous" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.soak
+def test_torchrun_finds_its_options_in_the_environment(photos: Path, tmp_path: Path) -> None:
+    """As the training operator of Kubernetes sets them from the elastic policy of the example in the docs."""
+    policy = {"RDZV_BACKEND": "c10d", "RDZV_ENDPOINT": f"localhost:{free_port()}", "RDZV_ID": "flowers"}
+    policy |= {"NNODES": "1:1", "NPROC_PER_NODE": "2", "MAX_RESTARTS": "3"}
+    command = [sys.executable, "-m", "torch.distributed.run", "-m", "vitral", "train", str(photos), *SETTINGS, *NETWORK]
+    command += ["--steps", "2", "--out", str(tmp_path / "run")]
+    environment = ENVIRONMENT | {f"PET_{name}": value for name, value in policy.items()}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run/manifest.json").read_text())["launch"] == "flowers"
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
 
 
 # ---- the parts of it ----
