@@ -1,10 +1,6 @@
 """FSDP2 trains as DDP and a single process do, bit for bit, and every strategy resumes the states of the others."""
 
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +10,7 @@ from torch import nn
 import vitral
 from benchmarks.reference_weights import hash_weights, write_folder
 from tests.faults.figures import record
-from tests.training.test_parallel import ENVIRONMENT, NETWORK, RANDOM, SETTINGS, TORCHRUN, run
+from tests.training.test_parallel import NETWORK, RANDOM, SETTINGS, TORCHRUN, interrupt, run
 from vitral.errors import ConfigError
 from vitral.model.cost import FLOAT_BYTES
 from vitral.model.sizes import named_config
@@ -81,22 +77,6 @@ def test_all_strategies_are_equal(photos: Path, tmp_path: Path) -> None:
         "bit-equal; within 1e-5 with clipping",
         f"{len(CASES)} of {len(CASES)} kinds of training bit-equal, with clipping: {', '.join(CASES)}",
     )
-
-
-def interrupt(folder: Path, *words: str | Path, launcher: list[str] | None = None) -> None:
-    """Train until the run has taken some new steps, and stop it with SIGTERM."""
-    losses = folder / "losses.csv"
-    before = len(losses.read_text().splitlines()) if losses.exists() else 0
-    command = [*(launcher or [sys.executable]), "-m", "vitral", *map(str, words)]
-    job = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 240
-    while job.poll() is None and time.monotonic() < deadline:
-        if losses.exists() and len(losses.read_text().splitlines()) > before + 10:
-            break
-        time.sleep(0.05)
-    job.send_signal(signal.SIGTERM)
-    job.wait(120)
-    assert not (folder / "report.json").exists()
 
 
 @pytest.mark.soak
