@@ -97,6 +97,7 @@ def test_doctor() -> None:
     assert findings["device"]["value"] in ("cpu", "cuda", "mps")
     assert findings["device"]["reason"]
     assert findings["packages"]["torch"]
+    assert findings["extras"].keys() == {"fast", "serve", "remote", "hub", "photos", "tables", "tensorboard"}
     assert findings["problems"] == []
 
 
