@@ -14,7 +14,7 @@ from vitral.training.events import Event
 
 if TYPE_CHECKING:
     from vitral.runs import Run
-    from vitral.training.tokens import Loader
+    from vitral.training.token_loader import Loader
 
 BATCH_SAMPLE = 2**40 - 2
 """The sample index whose random numbers mix or corrupt a whole batch."""
