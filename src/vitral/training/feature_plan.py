@@ -15,11 +15,11 @@ from vitral.preprocess import Preprocess
 from vitral.training.budget import (
     MIN_SIDE,
     MIN_SIDE_STEP,
-    REPORT_SECONDS,
     SPEED_TOLERANCE,
     Budget,
     Workload,
     fit_plan,
+    last_seconds,
 )
 from vitral.training.config import ResolvedConfig, TrainConfig
 from vitral.training.events import Chosen, Warned
@@ -194,7 +194,8 @@ def warn_short_budget(budget: Budget, plan: FeaturePlan) -> Iterator[Warned]:
     if budget.left >= 1:
         return
     config, images = plan.config, len(plan.splits.train)
-    seconds = count_work(plan.model.model, config, plan.splits).seconds(plan.image_seconds, epochs=0) + REPORT_SECONDS
+    work = count_work(plan.model.model, config, plan.splits)
+    seconds = work.seconds(plan.image_seconds, epochs=0) + budget.last_seconds
     smallest = f"the smallest plan, a linear probe on {images:,} images and its report"
     yield Warned(message=f"--minutes {config.minutes:g} is too short: {smallest}, takes about {seconds:.0f} s more.")
 
@@ -241,7 +242,7 @@ def estimate_time(model: LoadedModel, config: ResolvedConfig, splits: Splits) ->
     """Return the estimated time of a run without a time budget."""
     seconds, work = time_image(model, splits.train), count_work(model.model, config, splits)
     epochs = float(config.epochs)
-    minutes = work.seconds(seconds, epochs=epochs) / 60 + REPORT_SECONDS / 60
+    minutes = (work.seconds(seconds, epochs=epochs) + last_seconds(model.model.config)) / 60
     views = (1 + work.extra_views) * work.train
     reason = f"{views:,} training views, {work.test:,} test images, {epochs:.3g} epochs"
     return Chosen(name="estimated time", value=f"{minutes:.1f} minutes", reason=reason)

@@ -27,7 +27,7 @@ from vitral.training.tuning import choose_parameters
 
 if TYPE_CHECKING:
     from vitral.training.tasks import Task
-    from vitral.training.tokens import Loader
+    from vitral.training.token_loader import Loader
 
 INITIAL_LOSS_SCALE, MAX_LOSS_SCALE = 2.0**14, 2.0**16
 SCALE_GROWTH_STEPS = 1000

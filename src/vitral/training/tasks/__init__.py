@@ -14,7 +14,7 @@ from vitral.training.events import Event
 
 if TYPE_CHECKING:
     from vitral.runs import Run
-    from vitral.training.tokens import Loader
+    from vitral.training.token_loader import Loader
 
 
 class Corruption(NamedTuple):

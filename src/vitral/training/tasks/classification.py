@@ -35,7 +35,7 @@ from vitral.training.tasks import Measurement, PreparedBatch
 from vitral.training.tasks.relevance_images import draw_relevance, typical_images
 
 if TYPE_CHECKING:
-    from vitral.training.tokens import Loader
+    from vitral.training.token_loader import Loader
 
 
 class Classification:

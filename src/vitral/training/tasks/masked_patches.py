@@ -34,7 +34,7 @@ from vitral.training.events import Event, Measuring
 from vitral.training.sharding import root_of, run_with
 from vitral.training.tasks import Corruption, Measurement, PreparedBatch
 from vitral.training.tasks.masked_sheet import MAX_ROWS, PatchSheet
-from vitral.training.tokens import Loader
+from vitral.training.token_loader import Loader
 
 LEVELS = 8
 """Levels per channel: 3 bits."""
