@@ -1,7 +1,7 @@
 """Measure token merging, alone and with int8: speed against accuracy, without any training.
 
-    python -m benchmarks.merging --model vit-cifar10 --data cifar10/ --save
-    python -m benchmarks.merging --model S14.safetensors --data flowers/ --merge 0 4 8 12 16 --batch 8 --save
+    python -m benchmarks.merging --model vit-cifar10 --data cifar10/ --images 2000 --save
+    python -m benchmarks.merging --model S14.safetensors --data flowers/ --merge 8 12 16 --batch 8 --save
 
 A model without a head gets one: a ridge regression that is fitted to training features without merging, as a probe
 that was trained before. int8 is OpenVINO with NNCF, calibrated on training images. Accuracy is that of the test split,
@@ -32,7 +32,7 @@ from vitral.model.config import ViTConfig
 from vitral.model.cost import count_cost
 from vitral.model.vit import ViT
 
-CALIBRATION = 100
+CALIBRATION = 32
 Turn = Callable[[], object]
 
 

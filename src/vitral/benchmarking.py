@@ -252,9 +252,8 @@ class _Finished(NamedTuple):
 
 def _cold_starts(subject: Subject, name: str, folder: Path, skipped: dict[str, str]) -> Iterator[ColdStart]:
     """Start a process per precision of an engine, or one for another library."""
-    path, (height, width) = folder / f"{name}.safetensors", subject.preprocess.size
-    channels = subject.preprocess.channels
-    is_peer = name in PEERS
+    is_peer, channels, (height, width) = name in PEERS, subject.preprocess.channels, subject.preprocess.size
+    path = folder / f"{name}.{'pt' if is_peer else 'safetensors'}"
     try:
         if is_peer:
             torch.save(_NETWORKS[name](subject), path)
@@ -354,6 +353,7 @@ def _in_transformers(subject: Subject) -> nn.Module:
     """Load a temporary folder that our writer of this dialect wrote."""
     with TemporaryDirectory() as folder:
         save(Checkpoint(model=subject.model, preprocess=subject.preprocess), f"{folder}/vit", dialect="huggingface")
+        import_module("transformers.utils.logging").disable_progress_bar()
         return import_module("transformers").ViTForImageClassification.from_pretrained(f"{folder}/vit").eval()
 
 
