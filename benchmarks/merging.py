@@ -6,7 +6,8 @@
 A model without a head gets one: a ridge regression that is fitted to training features without merging, as a probe
 that was trained before. int8 is OpenVINO with NNCF, calibrated on training images. Accuracy is that of the test split,
 whose difference to the plain model is paired image by image. All forward passes take turns; speeds are relative to timm
-in eager float32, whose outputs are compared first. "agreement" is the share of images labeled as by the plain model.
+in eager float32, whose outputs are compared first, or to ours for networks that timm does not have. "agreement" is the
+share of images labeled as by the plain model.
 """
 
 import argparse
@@ -55,7 +56,8 @@ def main() -> None:
             add_head(model, weight, bias)
     quantized = {count: quantize(model, calibration) for count, model in models.items()}
     images, labels = read_split(models[0], options.data, "test", options.images)
-    speeds = measure_speeds(models, quantized, images[: options.batch], options.rounds)
+    is_timm = has_timm(models[0])
+    speeds = measure_speeds(models, quantized, images[: options.batch], options.rounds, is_timm=is_timm)
     rows: list[dict[str, Any]] = []
     plain: np.ndarray | None = None
     operations = count_cost(models[0].model.config).forward_flops
@@ -75,6 +77,7 @@ def main() -> None:
                     "tokens_left": tokens_left(model),
                     "operations": count_cost(model.model.config).forward_flops / operations,
                     "speed": speeds[f"{precision} {count}"],
+                    "relative_to": "timm" if is_timm else "torch",
                     "top1": correct / len(labels),
                     "interval": list(wilson(correct, len(labels))),
                     "drop": drop.points,
@@ -89,20 +92,35 @@ def main() -> None:
         save("merging", machine, rows, key=("model", "batch", "merge", "precision"))
 
 
+def has_timm(model: LoadedModel) -> bool:
+    """Return whether timm has this network: without a stem, and with one learned table of positions."""
+    config = model.model.config
+    assert isinstance(config, ViTConfig)
+    return config.stem is None and (config.position, config.position_at) == ("learned", "stem")
+
+
 def measure_speeds(
-    models: dict[int, LoadedModel], quantized: dict[int, OpenVinoEngine], images: np.ndarray, rounds: int
+    models: dict[int, LoadedModel],
+    quantized: dict[int, OpenVinoEngine],
+    images: np.ndarray,
+    rounds: int,
+    *,
+    is_timm: bool,
 ) -> dict[str, float]:
-    """Return the speed of every candidate relative to timm in eager float32."""
+    """Return the speed of every candidate relative to timm in eager float32, or to ours without one in timm."""
     network = models[0].model
     assert isinstance(network, ViT)
-    peer = run_peer(in_timm(network).eval(), models[0].preprocess)
-    if not np.allclose(peer(images), run_torch(models[0], images), atol=1e-2):
-        raise SystemExit("timm's outputs differ.")
-    turns: dict[str, Turn] = {"timm": lambda: peer(images)}
+    plain = bind(models[0], images)
+    if is_timm:
+        peer = run_peer(in_timm(network).eval(), models[0].preprocess)
+        if not np.allclose(peer(images), run_torch(models[0], images), atol=1e-2):
+            raise SystemExit("timm's outputs differ.")
+        plain = bind_compute(peer, images)
+    turns: dict[str, Turn] = {"plain": plain}
     turns |= {f"float32 {count}": bind(model, images) for count, model in models.items()}
-    turns |= {f"int8 {count}": bind_engine(engine, images) for count, engine in quantized.items()}
+    turns |= {f"int8 {count}": bind_compute(engine.logits, images) for count, engine in quantized.items()}
     times = fastest_turns(turns, rounds)
-    return {title: times["timm"] / seconds for title, seconds in times.items()}
+    return {title: times["plain"] / seconds for title, seconds in times.items()}
 
 
 def bind(model: LoadedModel, images: np.ndarray) -> Turn:
@@ -110,8 +128,8 @@ def bind(model: LoadedModel, images: np.ndarray) -> Turn:
     return lambda: model.logits(batch)
 
 
-def bind_engine(engine: OpenVinoEngine, images: np.ndarray) -> Turn:
-    return lambda: engine.logits(images)
+def bind_compute(compute: Callable[[np.ndarray], object], images: np.ndarray) -> Turn:
+    return lambda: compute(images)
 
 
 def quantize(model: LoadedModel, calibration: np.ndarray) -> OpenVinoEngine:

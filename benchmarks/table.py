@@ -63,8 +63,9 @@ def merging_table() -> str:
         name = Path(model).name
         lines += [
             "",
-            f"{name}, batch {batch}, {rows[0]['images']:,} test images. The speed is relative to timm in eager "
-            "float32, and the loss of top-1 to merge 0 in float32, with its 95% interval from paired images:",
+            f"{name}, batch {batch}, {rows[0]['images']:,} test images. The speed is relative to "
+            f"{rows[0]['relative_to']} in eager float32, and the loss of top-1 to merge 0 in float32, with its 95% "
+            "interval from paired images:",
             "",
             "| merge | precision | tokens left | operations | speed | top-1 | points lost | same label |",
             "|---|---|---|---|---|---|---|---|",
