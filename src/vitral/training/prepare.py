@@ -15,6 +15,7 @@ from vitral.data.batches import BatchLoader, ImageDataset
 from vitral.data.dataset import DatasetIndex, check_classes, sample_headers
 from vitral.data.dropping import drop_images
 from vitral.data.grouping import group_images
+from vitral.data.prefetch import loading_threads
 from vitral.data.sources import open_dataset
 from vitral.data.splits import Splits, choose_splits, sample_items
 from vitral.devices import World, choose_device
@@ -29,6 +30,7 @@ from vitral.training.config import CUSTOM_MODEL, ResolvedConfig, TrainConfig
 from vitral.training.events import Chosen, Event, Warned
 from vitral.training.feature_plan import count_work, limit_splits
 from vitral.training.job import Job
+from vitral.training.kernels import choose_kernels
 from vitral.training.near_duplicates import NearDuplicates, search_near_duplicates
 from vitral.training.networks import build_model, hash_base, name_model
 from vitral.training.parallel import check_same_dataset, only_first, temporary_folder
@@ -104,6 +106,10 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     if job.config.epochs == "auto":
         job, planned = plan_epochs(job)
         yield planned
+    if not isinstance(request.config, ResolvedConfig):
+        before = len(job.choices)
+        job = choose_kernels(job, may_compile=request.config.compile == "auto")
+        yield from job.choices[before:]
     job = replace(job, groups=duplicates.groups, findings=list_findings(warm, duplicates))
     if 0 < job.steps <= job.warmup_steps:
         yield Warned(message=f"The warmup takes {job.warmup_steps:,} of {job.steps:,} steps. Set optim.warmup_steps.")
@@ -263,8 +269,14 @@ def build_loaders(
     images = partial(ImageDataset, preprocess=preprocess, seed=config.seed, patch=network.step_hw)
     world = current_world()
     share = {"rank": world.rank, "world": world.size}
+    is_overlapped = config.device == "cpu" and not config.workers
     loader = partial(
-        BatchLoader, classes=len(dataset.classes), multi_label=dataset.multi_label, workers=config.workers, **share
+        BatchLoader,
+        classes=len(dataset.classes),
+        multi_label=dataset.multi_label,
+        workers=config.workers,
+        threads=max(1, loading_threads() // world.local_size) if is_overlapped else 0,
+        **share,
     )
     size = config.batch_size
     # Masked patches divide a batch themselves, since the hidden patches belong to the whole batch.

@@ -65,6 +65,10 @@ class Task(Protocol):
         """Move a batch to the device, with its targets; random numbers depend on the step."""
         ...
 
+    def compile_network(self, is_compiled: bool) -> None:
+        """Train with the compiled network, or with the eager one."""
+        ...
+
     def forward(self, batch: PreparedBatch, part: slice) -> Tensor:
         """Run the network on a part of a batch, under autocast if there is any."""
         ...

@@ -49,13 +49,18 @@ class Classification:
         self.extra = nn.Module()
         self.device = torch.device(config.device)
         self.first_block = len(model.blocks) - config.tune.blocks if config.tune.views else 0
-        forward = partial(self._forward_tokens, model) if config.tune.views else model
-        self.network: Callable[..., Tensor] = torch.compile(forward) if config.compile else forward  # pyright: ignore[reportUnknownMemberType]
+        self.eager = partial(self._forward_tokens, model) if config.tune.views else model
+        self.compile_network(config.compile)
         self.model = model
         self.class_weights: Tensor | None = None
         if config.loss.class_weights == "balanced":
             counts = class_counts(splits.train, len(dataset.classes))
             self.class_weights = balanced_weights(counts).to(self.device)
+
+    def compile_network(self, is_compiled: bool) -> None:
+        """Train with the compiled network, or with the eager one."""
+        eager: Callable[..., Tensor] = self.eager
+        self.network: Callable[..., Tensor] = torch.compile(eager) if is_compiled else eager  # pyright: ignore[reportUnknownMemberType]
 
     def _forward_tokens(self, model: Network, tokens: Tensor) -> Tensor:
         """Return the logits of tokens that have passed the frozen blocks."""

@@ -58,8 +58,12 @@ class MaskedPatchPrediction:
         self.device = torch.device(config.device)
         self.grid = model.config.grid(*model.config.image_hw)
         self.extra = MaskedPatchHead(model.config, config.masking).to(self.device)
+        self.compile_network(config.compile)
+
+    def compile_network(self, is_compiled: bool) -> None:
+        """Train with the compiled network, or with the eager one."""
         predict = self.extra.predict
-        self.predict: Callable[..., Tensor] = torch.compile(predict) if config.compile else predict  # pyright: ignore[reportUnknownMemberType]
+        self.predict: Callable[..., Tensor] = torch.compile(predict) if is_compiled else predict  # pyright: ignore[reportUnknownMemberType]
 
     def prepare(self, batch: Batch, step: int) -> PreparedBatch:
         whole = batch.whole
