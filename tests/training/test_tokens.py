@@ -22,11 +22,10 @@ from vitral.inference.pipeline import make_loader
 from vitral.training import tokens as tokens_module
 from vitral.training.entry import train_events
 from vitral.training.events import Candidate, Chosen, Event, Finished, Measuring, Stepped
-from vitral.training.token_loader import TokenLoader
+from vitral.training.token_loader import TokenLoader, choose_tokens
 from vitral.training.tokens import (
     TokenPlan,
     TokenSet,
-    choose_tokens,
     compute_tokens,
     count_patches,
     restore_tokens,

@@ -9,6 +9,7 @@ is written, each chunk has an entry of its own in the cache, from which a killed
 """
 
 import hashlib
+import itertools
 import json
 import shutil
 from collections.abc import Generator, Mapping, Sequence
@@ -38,6 +39,7 @@ from vitral.inference.loaded_model import LoadedModel
 from vitral.inference.pipeline import make_loader
 from vitral.model.config import ViTConfig
 from vitral.model.vit import ViT
+from vitral.training.token_loader import choose_tokens
 
 PLAIN, MIRRORED = 0, 1
 """The first two views of an image; all others are augmented."""
@@ -100,10 +102,9 @@ class TokenSet:
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
             _facts_path(self.path).unlink(missing_ok=True)
-            images = [len(self.items), *[self.views.shape[1]] * len(self.views)]
-            for view, count in enumerate(images):
-                for start in range(0, count, CHUNK):
-                    self.path.with_name(_chunk_name(self.path, view, start)).unlink(missing_ok=True)
+            views = range(1 + len(self.views))
+            for view, start in itertools.product(views, range(0, len(self.items), CHUNK)):
+                self.path.with_name(_chunk_name(self.path, view, start)).unlink(missing_ok=True)
 
 
 def count_patches(config: ViTConfig, dropped: float) -> tuple[int, int]:
@@ -153,17 +154,13 @@ def compute_tokens(
 
 @contextmanager
 def _removed_unless_complete(path: Path) -> Generator[None]:
-    """Remove a file that is not written to its end, unless somebody interrupted it and may continue.
-
-    Some systems forbid that; there the cache removes it later.
-    """
+    """Remove a file that is not complete, or let the cache do so later: unless somebody interrupted it."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
+    except BaseException as error:
+        if not isinstance(error, KeyboardInterrupt | SystemExit):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
         raise
 
 
@@ -199,15 +196,15 @@ class _View:
             return list(range(len(self.row_of), len(self.row_of) + len(indices)))
         return [self.row_of[int(index)] for index in indices]
 
-    def compute(self, start: int) -> Generator[int, None, _Chunk]:
-        """Yield the number of images done and return the chunk, whose tokens are in the file then."""
+    def compute(self, start: int, before: Progress) -> Generator[Progress, None, _Chunk]:
+        """Yield progress and return the chunk, whose tokens are in the file then."""
         indices, features = torch.empty(0, dtype=torch.long), torch.empty(0)
         bad: list[tuple[int, str]] = []
         for batch in self.loader.epoch(self.number, start=start // BATCH, stop=(start + CHUNK) // BATCH):
             bad += batch.bad
             if changed := [(index, reason) for index, reason in batch.bad if index in self.row_of]:
-                index, reason = changed[0]
-                raise DataError(f"{self.loader.images.items[index].key} was readable a moment ago: {reason}.")
+                key = self.loader.images.items[changed[0][0]].key
+                raise DataError(f"{key} was readable a moment ago: {changed[0][1]}.")
             if len(batch.items):
                 assert isinstance(batch.images, Tensor)
                 indices = torch.cat([indices, batch.items])
@@ -217,7 +214,7 @@ class _View:
                     features = torch.cat([features, pooled])
                 else:
                     self.tokens[rows] = _view_tokens(self.model, batch, self.plan, self.number)
-            yield len(indices) + len(bad)
+            yield Progress(done=before.done + len(indices) + len(bad), total=before.total)
         return _Chunk(indices=indices, features=features, bad=bad, digest=self.digest(indices))
 
     def digest(self, indices: Tensor) -> str:
@@ -254,13 +251,7 @@ def _write_tokens(
         for start in range(0, len(images), CHUNK):
             name = _chunk_name(path, number, start)
             if (chunk := view.read(name)) is None:
-                computing = view.compute(start)
-                while True:
-                    try:
-                        yield Progress(done=done + next(computing), total=total)
-                    except StopIteration as end:
-                        chunk = end.value
-                        break
+                chunk = yield from view.compute(start, Progress(done=done, total=total))
                 keep_entry("tokens", name, _to_npz(chunk))
                 computed += min(CHUNK, len(images) - start)
             done += min(CHUNK, len(images) - start)
@@ -305,12 +296,6 @@ def _view_tokens(model: LoadedModel, batch: Batch, plan: TokenPlan, view: int) -
         kept = torch.stack([choose(random_generator(plan.seed, view, int(index))) for index in batch.items])
     images = batch.images.flip(-1) if view == MIRRORED else batch.images
     return model.lower_tokens(images, len(model.model.blocks) - plan.trained, kept)
-
-
-def choose_tokens(random: np.random.Generator, *, patches: int, kept: int, extras: int) -> Tensor:
-    """Return the sorted indices of some patches of an image, and of the tokens before the patches."""
-    chosen = extras + np.sort(random.permutation(patches)[:kept])
-    return torch.from_numpy(np.concatenate([np.arange(extras), chosen]))  # pyright: ignore[reportUnknownMemberType]
 
 
 def restore_tokens(model: LoadedModel, items: Sequence[Item], plan: TokenPlan) -> Generator[Progress, None, TokenSet]:
