@@ -135,6 +135,13 @@ def choose_precision(device: str) -> Choice:
     return Choice("float32", "no native bfloat16 on this CPU")
 
 
+def available_cores() -> int:
+    """Return the number of cores that this process may use, or OMP_NUM_THREADS if it is set."""
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, int(limit)) if limit.isdigit() and int(limit) else cores
+
+
 def keep_freed_memory() -> bool:
     """Let this process keep up to 1 GiB of freed memory. Return whether the platform supports it.
 

@@ -58,11 +58,7 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     yield from (Warned(message=note) for note in dataset.notes)
     yield from request.choices
     is_resumed = from_first(isinstance(run, Run) and has_state(run.state))
-    budget = None
-    if request.config.minutes is not None and not is_resumed:  # a resumed run repeats what was planned
-        budget = Budget(end=start + 60 * request.config.minutes)
-        if pretrained is not None:
-            budget = replace(budget, last_seconds=last_seconds(pretrained.config))
+    budget = None if is_resumed else start_budget(request.config, pretrained, start)  # a resumed run repeats its plan
     if isinstance(run, Run) and is_resumed:
         duplicates = NearDuplicates(groups=run.read_manifest().get("groups", {}))
     else:
@@ -83,15 +79,7 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     yield from (choice for choice in resolved if choice not in deferred)
     if advice := advise_checkpoint(config, is_resumed=is_resumed):
         yield advice
-    if config.starts_with_probe and isinstance(run, Run) and is_resumed:
-        warm = yield from restore_warm_start(config, dataset, splits, run)
-    elif config.starts_with_probe:
-        warm = yield from start_from_checkpoint(request.config, config, dataset, splits, budget)
-    else:
-        network, preprocess, changes = build_model(config, len(dataset.classes), request.network)
-        if not is_resumed:
-            yield from (Warned(message=f"{config.from_weights}: {change}") for change in changes)
-        warm = WarmStart(config=config, splits=limit_splits(splits, config), network=network, preprocess=preprocess)
+    warm = yield from start_network(request, config, dataset, splits, budget, resumed=run if is_resumed else None)
     if any(choice.name == "tune.what" for choice in warm.choices):
         resolved = tuple(choice for choice in resolved if choice not in deferred)
     else:
@@ -119,6 +107,34 @@ def open_datasets(request: Request) -> tuple[DatasetIndex, DatasetIndex | None]:
     dataset = group_images(drop_images(dataset, config.drop), config.group_by)
     check_same_dataset(dataset)
     return dataset, None if config.val is None else open_dataset(config.val, labeled=is_labeled)
+
+
+def start_budget(config: TrainConfig, pretrained: ModelSpec | None, start: float) -> Budget | None:
+    """Return the time budget of a run that started at `start`, if it has one."""
+    if config.minutes is None:
+        return None
+    budget = Budget(end=start + 60 * config.minutes)
+    return budget if pretrained is None else replace(budget, last_seconds=last_seconds(pretrained.config))
+
+
+def start_network(
+    request: Request,
+    config: ResolvedConfig,
+    dataset: DatasetIndex,
+    splits: Splits,
+    budget: Budget | None,
+    *,
+    resumed: Run | Path | None,
+) -> Generator[Event, None, WarmStart]:
+    """Return the network before its first step, with a linear probe if it starts with one."""
+    if config.starts_with_probe and isinstance(resumed, Run):
+        return (yield from restore_warm_start(config, dataset, splits, resumed))
+    if config.starts_with_probe:
+        return (yield from start_from_checkpoint(request.config, config, dataset, splits, budget))
+    network, preprocess, changes = build_model(config, len(dataset.classes), request.network)
+    if resumed is None:
+        yield from (Warned(message=f"{config.from_weights}: {change}") for change in changes)
+    return WarmStart(config=config, splits=limit_splits(splits, config), network=network, preprocess=preprocess)
 
 
 def peek_checkpoint(config: TrainConfig) -> ModelSpec | None:

@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vitral.data.batches import Batch, BatchLoader, epoch_order, share_batches
 from vitral.data.randomness import random_generator
-from vitral.training.token_views import choose_tokens
-from vitral.training.tokens import TokenSet
+
+if TYPE_CHECKING:
+    from vitral.training.tokens import TokenSet
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -19,7 +22,7 @@ class TokenLoader:
     The view of an image and the patches that are left out depend on (seed, epoch, row).
     """
 
-    images: TokenSet
+    images: "TokenSet"
     batch_size: int
     rows: Tensor
     """The rows of ``images`` to use."""
@@ -57,6 +60,12 @@ class TokenLoader:
         if (patches := len(tokens) - self.extras) <= self.patches:
             return tokens
         return tokens[choose_tokens(random, patches=patches, kept=self.patches, extras=self.extras)]
+
+
+def choose_tokens(random: np.random.Generator, *, patches: int, kept: int, extras: int) -> Tensor:
+    """Return the sorted indices of some patches of an image, and of the tokens before the patches."""
+    chosen = extras + np.sort(random.permutation(patches)[:kept])
+    return torch.from_numpy(np.concatenate([np.arange(extras), chosen]))  # pyright: ignore[reportUnknownMemberType]
 
 
 Loader = BatchLoader | TokenLoader

@@ -20,10 +20,12 @@ from vitral.data.augment import Augment
 from vitral.data.batches import Batch, BatchLoader, ImageDataset
 from vitral.data.dataset import Item
 from vitral.data.randomness import random_generator
+from vitral.data.scan import Progress
 from vitral.errors import DataError
 from vitral.inference.loaded_model import LoadedModel
 from vitral.inference.pipeline import make_loader
 from vitral.model.vit import ViT
+from vitral.training.token_loader import choose_tokens
 
 PLAIN, MIRRORED = 0, 1
 """The first two views of an image; all others are augmented."""
@@ -80,8 +82,8 @@ class View:
             return list(range(len(self.row_of), len(self.row_of) + len(indices)))
         return [self.row_of[int(index)] for index in indices]
 
-    def compute(self, start: int) -> Generator[int, None, Chunk]:
-        """Yield the number of images done and return the chunk, whose tokens are in the file then."""
+    def compute(self, start: int, before: Progress) -> Generator[Progress, None, Chunk]:
+        """Yield progress and return the chunk, whose tokens are in the file then."""
         indices, features = torch.empty(0, dtype=torch.long), torch.empty(0)
         bad: list[tuple[int, str]] = []
         for batch in self.loader.epoch(self.number, start=start // BATCH, stop=(start + CHUNK) // BATCH):
@@ -98,7 +100,7 @@ class View:
                     features = torch.cat([features, pooled])
                 else:
                     self.tokens[rows] = _view_tokens(self.model, batch, self.plan, self.number)
-            yield len(indices) + len(bad)
+            yield Progress(done=before.done + len(indices) + len(bad), total=before.total)
         return Chunk(indices=indices, features=features, bad=bad, digest=self.digest(indices))
 
     def digest(self, indices: Tensor) -> str:
@@ -147,12 +149,6 @@ def _view_tokens(model: LoadedModel, batch: Batch, plan: TokenPlan, view: int) -
         kept = torch.stack([choose(random_generator(plan.seed, view, int(index))) for index in batch.items])
     images = batch.images.flip(-1) if view == MIRRORED else batch.images
     return model.lower_tokens(images, len(model.model.blocks) - plan.trained, kept)
-
-
-def choose_tokens(random: np.random.Generator, *, patches: int, kept: int, extras: int) -> Tensor:
-    """Return the sorted indices of some patches of an image, and of the tokens before the patches."""
-    chosen = extras + np.sort(random.permutation(patches)[:kept])
-    return torch.from_numpy(np.concatenate([np.arange(extras), chosen]))  # pyright: ignore[reportUnknownMemberType]
 
 
 def view_loader(model: LoadedModel, items: Sequence[Item], plan: TokenPlan, view: int) -> BatchLoader:

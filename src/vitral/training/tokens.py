@@ -156,13 +156,7 @@ def _write_tokens(
         for start in range(0, len(images), CHUNK):
             name = chunk_name(path, number, start)
             if (chunk := view.read(name)) is None:
-                computing = view.compute(start)
-                while True:
-                    try:
-                        yield Progress(done=done + next(computing), total=total)
-                    except StopIteration as end:
-                        chunk = end.value
-                        break
+                chunk = yield from view.compute(start, Progress(done=done, total=total))
                 keep_entry("tokens", name, to_npz(chunk))
                 computed += min(CHUNK, len(images) - start)
             done += min(CHUNK, len(images) - start)

@@ -1,6 +1,5 @@
 """ONNX Runtime on the CPU. This module does not import torch, so that exported files start quickly."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitral.devices import available_cores
 from vitral.errors import missing_package
 
 if TYPE_CHECKING:
@@ -76,10 +76,3 @@ def build_onnxruntime(model: "Network", preprocess: "Preprocess") -> OnnxRuntime
     program = graph.trace_outputs(network, preprocess)
     outputs = ["features", "logits"] if model.config.num_classes else ["features"]
     return open_onnx(onnx_graph.to_bytes(program, outputs))
-
-
-def available_cores() -> int:
-    """Return the number of cores that this process may use, or OMP_NUM_THREADS if it is set."""
-    limit = os.environ.get("OMP_NUM_THREADS", "")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, int(limit)) if limit.isdigit() and int(limit) else cores

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitral.devices import available_cores
 from vitral.errors import missing_package
-from vitral.inference.engines.onnxruntime import available_cores
 
 if TYPE_CHECKING:
     import torch
