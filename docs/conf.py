@@ -29,7 +29,7 @@ html_show_sphinx = html_show_copyright = False
 html_math_renderer = "mathml"
 html_static_path = ["style"]
 html_css_files = ["tables.css"]
-pygments_style, pygments_dark_style = "friendly", "monokai"
+pygments_style, pygments_dark_style = "default", "monokai"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints = "signature"
