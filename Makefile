@@ -25,7 +25,7 @@ build/axe.min.js:
 
 # What takes many minutes: fifty killed runs, 50,000 broken requests, pip installing the wheel.
 soak: .venv/installed-dev
-	$(BIN)/python -m pytest -m soak -s tests/faults tests/journeys tests/serving
+	$(BIN)/python -m pytest -m soak -s
 
 check: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -19,8 +19,9 @@ from PIL import Image
 
 from benchmarks.peers import repair_torchvision
 from benchmarks.timing import describe_machine, save
-from vitral.data.augment import Augment, random_box, random_generator
+from vitral.data.augment import Augment, random_box
 from vitral.data.decode import fast_jpeg
+from vitral.data.randomness import random_generator
 from vitral.data.transforms import Box, crop_and_resize, normalize
 from vitral.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 

@@ -19,7 +19,7 @@ LINES = {
         ("kill -9 of a random process, DDP", "10 of 10 bit-equal, no hang, training again within 30 s"),
         ("kill -9 of a random process, FSDP", "10 of 10 bit-equal, no hang, training again within 30 s"),
         ("SIGTERM in a step, evaluation, start-up, data wait and save", "20 of 20: no step lost, exit within 10 s"),
-        ("Process 1 frozen (SIGSTOP)", "the command ends by its timeout plus 35 s and names the process"),
+        ("A frozen process (SIGSTOP)", "the command ends by its timeout plus 35 s and names the process"),
         ("NaN on one rank", "all stop at the same step, weights unchanged, images named"),
         ("One process with two micro-batches, two ranks of DDP, two of FSDP2", "bit-equal; within 1e-5 with clipping"),
         ("Another number of ranks or another strategy after a resume", "bit-equal, each sample once per epoch"),

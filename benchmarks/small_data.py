@@ -5,8 +5,9 @@ regression on frozen features, and the usual fine-tuning script.
 
 Each seed draws other training images: of flowers four fifths, of CIFAR-10 500 or 5,000. All ways see the same images.
 The time is that of the whole command; the accuracy is measured afterwards, on the same test images for all ways (all of
-flowers, 1,000 of CIFAR-10). A finished cell is written to the results at once and not measured again, so the command
-can be stopped and started again. `--table` only prints.
+flowers, 1,000 of CIFAR-10). A finished cell is written to the results at once and not measured again on the same CPU,
+so the command can be stopped and started again. In the end it writes the table into docs/explanation/results.md;
+`--table` only does that.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from vitral.data.dataset import Item
 from vitral.data.sources import open_dataset
 from vitral.data.splits import sample_items
 from vitral.evaluation.metrics import compare, wilson
+from vitral.files import atomic_path
 from vitral.inference.loaded_model import LoadedModel, load_model
 from vitral.inference.pipeline import ModelOutputs, make_loader, run_model
 
@@ -42,8 +44,13 @@ DATASETS = {"flowers": 816, "cifar10-500": 500, "cifar10-5000": 5000}
 TEST_IMAGES = 1000
 SCRIPT_LR, SCRIPT_BATCH, SCRIPT_SIZE = 5e-5, 8, 224
 """As in the image-classification example of transformers."""
+SEEDS = {1.0: 3, 3.0: 3, 10.0: 1}
+"""Number of seeds that a complete table has, by the minutes."""
 KEY = ("data", "minutes", "way", "seed")
 PATH = RESULTS / "small_data.json"
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "results.md"
+START, END = "<!-- small data -->", "<!-- end of small data -->"
+Cell = dict[str, Any]
 
 
 def write_subset(source: str, folder: Path, images: int, seed: int) -> Path:
@@ -77,7 +84,7 @@ def _write_image(item: Item, folder: Path, classes: tuple[str, ...]) -> None:
 # ---- ways: each returns the seconds it took, whether each test image is correct, and the size of the images ----
 
 
-def run_vitral(way: str, data: Path, weights: str, out: Path, minutes: float) -> dict[str, Any]:
+def run_vitral(way: str, data: Path, weights: str, out: Path, minutes: float) -> Cell:
     """Train as the command does, with its default or one way forced."""
     tune: dict[str, Any] = {} if way == "vitral" else {"tune": way}
     start = time.perf_counter()
@@ -94,7 +101,7 @@ def run_vitral(way: str, data: Path, weights: str, out: Path, minutes: float) ->
     }
 
 
-def run_scikit_learn(data: Path, weights: str, size: int) -> dict[str, Any]:
+def run_scikit_learn(data: Path, weights: str, size: int) -> Cell:
     """Fit LogisticRegressionCV to the class tokens at the size that vitral chose: the ten lines that people write."""
     start = time.perf_counter()
     model, dataset = load_model(weights, image_size=(size, size)), open_dataset(data)
@@ -105,7 +112,7 @@ def run_scikit_learn(data: Path, weights: str, size: int) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - start, "correct": as_text(correct), "size": size}
 
 
-def run_script(data: Path, weights: str, minutes: float) -> dict[str, Any]:
+def run_script(data: Path, weights: str, minutes: float) -> Cell:
     """Fine-tune all weights from a head of zeros with AdamW at 5e-5, linear decay, until the time is over."""
     dataset, start = open_dataset(data), time.perf_counter()
     checkpoint = vitral.load(weights, image_size=SCRIPT_SIZE, num_classes=len(dataset.classes))
@@ -149,35 +156,72 @@ def as_text(correct: Tensor) -> str:
     return "".join("1" if hit else "0" for hit in correct.tolist())
 
 
-def as_tensor(cells: Sequence[dict[str, Any]]) -> Tensor:
+def as_tensor(cells: Sequence[Cell]) -> Tensor:
     return torch.tensor(
         [hit == "1" for cell in sorted(cells, key=lambda cell: cell["seed"]) for hit in cell["correct"]]
     )
 
 
-def read_cells() -> list[dict[str, Any]]:
+def cpu_of(machine: dict[str, Any]) -> str:
+    return f"{machine['cpu']} ({machine['threads']} threads, {machine['capability']})"
+
+
+def key_of(cell: Cell) -> tuple[Any, ...]:
+    return (*(cell[field] for field in KEY), cpu_of(cell["machine"]))
+
+
+def read_cells() -> list[Cell]:
     return json.loads(PATH.read_text())["rows"] if PATH.is_file() else []
 
 
-def print_table(cells: Sequence[dict[str, Any]]) -> None:
-    """Print a row per dataset, budget and way, with vitral's paired difference from that way on the same images."""
-    print("| data | minutes | way | accuracy | 95 % interval | seconds | seeds | vitral's default minus this |")
-    print("|---|---|---|---|---|---|---|---|")
+def write_cells(cells: Sequence[Cell]) -> None:
+    with atomic_path(PATH) as temporary:
+        temporary.write_text(json.dumps({"rows": [*cells]}, indent=1) + "\n")
+
+
+def make_tables(cells: Sequence[Cell]) -> str:
+    """Return a table for each machine."""
+    machines = dict.fromkeys(cpu_of(cell["machine"]) for cell in cells)
+    return "\n\n".join(make_table(cpu, [cell for cell in cells if cpu_of(cell["machine"]) == cpu]) for cpu in machines)
+
+
+def make_table(cpu: str, cells: Sequence[Cell]) -> str:
+    """Return a row per dataset, budget and way, with vitral's paired difference from that way on the same images."""
+    dates = sorted({cell["machine"]["date"] for cell in cells})
+    complete = len(DATASETS) * len(WAYS) * sum(SEEDS.values())
+    lines = [
+        f"{cpu}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, {len(cells)} of {complete} cells:",
+        "",
+        "| dataset | minutes | method | image size | accuracy | 95 % interval | seconds | seeds | vitral minus this |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for data, minutes in sorted({(cell["data"], cell["minutes"]) for cell in cells}):
-        for way in WAYS:
-            of_way = {c["seed"]: c for c in cells if (c["data"], c["minutes"], c["way"]) == (data, minutes, way)}
-            ours = {c["seed"]: c for c in cells if (c["data"], c["minutes"], c["way"]) == (data, minutes, "vitral")}
-            if not of_way:
-                continue
-            hits = as_tensor([*of_way.values()])
-            low, high = wilson(hits.sum().item(), len(hits))
-            seconds = mean(cell["seconds"] for cell in of_way.values())
-            gap = ""
-            if way != "vitral" and (both := sorted(of_way.keys() & ours.keys())):
-                pair = compare(as_tensor([of_way[seed] for seed in both]), as_tensor([ours[seed] for seed in both]))
-                gap = f"{100 * pair.difference:+.1f} ({100 * pair.low:+.1f} to {100 * pair.high:+.1f})"
-            accuracy = f"{hits.double().mean():.1%} | {low:.1%} to {high:.1%}"
-            print(f"| {data} | {minutes:g} | {way} | {accuracy} | {seconds:.0f} | {len(of_way)} | {gap} |")
+        ways = {
+            way: {c["seed"]: c for c in cells if (c["data"], c["minutes"], c["way"]) == (data, minutes, way)}
+            for way in WAYS
+        }
+        rows = [_row(way, of_way, ways["vitral"]) for way, of_way in ways.items() if of_way]
+        lines += [f"| {data} | {minutes:g} | {row}" for row in rows]
+    return "\n".join(lines)
+
+
+def _row(way: str, of_way: dict[int, Cell], ours: dict[int, Cell]) -> str:
+    hits = as_tensor([*of_way.values()])
+    low, high = wilson(hits.sum().item(), len(hits))
+    seconds = mean(cell["seconds"] for cell in of_way.values())
+    sizes = ", ".join(str(size) for size in sorted({cell["size"] for cell in of_way.values()}))
+    gap = ""
+    if way != "vitral" and (both := sorted(of_way.keys() & ours.keys())):
+        pair = compare(as_tensor([of_way[seed] for seed in both]), as_tensor([ours[seed] for seed in both]))
+        gap = f"{100 * pair.difference:+.1f} ({100 * pair.low:+.1f} to {100 * pair.high:+.1f})"
+    name = "**vitral**" if way == "vitral" else f"--tune {way}" if way in TUNED else way
+    accuracy = f"{hits.double().mean():.1%} | {low:.1%} to {high:.1%}"
+    return f"{name} | {sizes} | {accuracy} | {seconds:.0f} | {len(of_way)} | {gap} |"
+
+
+def renew_page(text: str, tables: str) -> str:
+    """Return the page with these tables between its markers."""
+    return f"{text.split(START)[0]}{START}\n{tables}\n{END}{text.split(END)[1]}"
 
 
 def main() -> None:
@@ -193,29 +237,31 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     sources = {name: options.flowers if name == "flowers" else options.cifar10 for name in options.datasets}
-    cells = {tuple(cell[field] for field in KEY): cell for cell in read_cells()}
+    machine = describe_machine()
+    cells = {key_of(cell): cell for cell in read_cells()}
     todo = itertools.product(options.seeds, options.minutes, sources, options.ways)
     for seed, minutes, name, way in todo if not options.table else ():
-        if sources[name] is None or (name, minutes, way, seed) in cells:
+        key, default = ((name, minutes, chosen, seed, cpu_of(machine)) for chosen in (way, "vitral"))
+        if sources[name] is None or key in cells:
             continue
+        if way == "scikit-learn" and default not in cells:
+            parser.error(f"scikit-learn uses the image size of vitral, which {name} with seed {seed} does not have yet")
         os.environ["VITRAL_CACHE"] = str(options.work / "cache" / f"{time.time_ns()}")  # no cell profits from another
         data = write_subset(sources[name], options.work / f"{name}-{seed}", DATASETS[name], seed)
         if way == "scikit-learn":
-            result = run_scikit_learn(data, options.weights, cells[name, minutes, "vitral", seed]["size"])
+            result = run_scikit_learn(data, options.weights, cells[default]["size"])
         elif way == "script":
             result = run_script(data, options.weights, minutes)
         else:
             out = options.work / "runs" / f"{name}-{minutes:g}-{way}-{seed}-{time.time_ns()}"
             result = run_vitral(way, data, options.weights, out, minutes)
-        cell = dict(zip(KEY, (name, minutes, way, seed), strict=True)) | result | {"machine": describe_machine()}
-        cells[name, minutes, way, seed] = cell
-        PATH.write_text(json.dumps({"rows": [*cells.values()]}, indent=1) + "\n")
-        hits = as_tensor([cell])
-        print(
-            f"{name}, {minutes:g} min, {way}, seed {seed}: {hits.double().mean():.1%}, {result['seconds']:.0f} s",
-            flush=True,
-        )
-    print_table([*cells.values()])
+        cells[key] = cell = dict(zip(KEY, key, strict=False)) | result | {"machine": machine}
+        write_cells([*cells.values()])
+        accuracy = as_tensor([cell]).double().mean()
+        print(f"{name}, {minutes:g} min, {way}, seed {seed}: {accuracy:.1%}, {result['seconds']:.0f} s", flush=True)
+    tables = make_tables([*cells.values()])
+    PAGE.write_text(renew_page(PAGE.read_text(encoding="utf-8"), tables), encoding="utf-8")
+    print(tables)
 
 
 if __name__ == "__main__":

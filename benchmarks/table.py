@@ -57,28 +57,107 @@ def merging_table() -> str:
     if not any(RESULTS.glob("merging-*.json")):
         return ""
     result = newest("merging")
-    lines = []
+    lines = [about(result)]
     for model, batch in dict.fromkeys((row["model"], row["batch"]) for row in result["rows"]):
         rows = [row for row in result["rows"] if (row["model"], row["batch"]) == (model, batch)]
         name = Path(model).name
         lines += [
-            f"{name}, batch {batch}, {rows[0]['images']:,} test images ({result['machine']['date']}):",
             "",
-            "| merge | tokens left | operations | speed | top-1 | same label as without |",
-            "|---|---|---|---|---|---|",
+            f"{name}, batch {batch}, {rows[0]['images']:,} test images. The speed is relative to "
+            f"{rows[0]['relative_to']} in eager float32, and the loss of top-1 to merge 0 in float32, with its 95% "
+            "interval from paired images:",
+            "",
+            "| merge | precision | tokens left | operations | speed | top-1 | points lost | same label |",
+            "|---|---|---|---|---|---|---|---|",
         ]
         lines += [
-            f"| {row['merge']} | {row['tokens_left']} | {row['operations']:.0%} | {row['speed']:.2f} x | "
-            f"{row['top1']:.2%} | {row['agreement']:.1%} |"
+            f"| {row['merge']} | {row['precision']} | {row['tokens_left']} | {row['operations']:.0%} | "
+            f"{row['speed']:.2f} x | {row['top1']:.2%} | "
+            f"{row['drop']:.2f} ({row['drop_interval'][0]:.2f} to {row['drop_interval'][1]:.2f}) | "
+            f"{row['agreement']:.1%} |"
             for row in rows
         ]
-        lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])
+
+
+def engines_table() -> str:
+    if not any(RESULTS.glob("engines-*.json")):
+        return ""
+    result = newest("engines")
+    lines = [
+        f"{about(result)} The table has the speed of random weights relative to timm in eager float32, in the median "
+        f"of {len(next(iter(result['rows'][0]['runs'].values())))} runs. A/A is timm against itself; auto is what "
+        "vitral chooses for a long run.",
+        "",
+    ]
+    rows = sorted(result["rows"], key=lambda row: ("b16" in row["model"], row["batch"]))
+    titles = list(dict.fromkeys(title for row in rows for title in row["ratios"]))
+    heads = [f"{row['model']}, batch {row['batch']}" for row in rows]
+    lines += [f"| | {' | '.join(heads)} |", f"|---{'|---' * len(heads)}|"]
+    lines.append(f"| timm, ms | {' | '.join(format(row['timm_milliseconds'], '.0f') for row in rows)} |")
+    for title in titles:
+        if title != "timm float32":
+            cells = [f"{row['ratios'][title]:.2f}" if title in row["ratios"] else "" for row in rows]
+            lines.append(f"| {title} | {' | '.join(cells)} |")
+    lines.append(f"| auto chose | {' | '.join(row['auto'] for row in rows)} |")
+    return "\n".join([*lines, ""])
+
+
+def folder_table() -> str:
+    if not any(RESULTS.glob("predict-folder-*.json")):
+        return ""
+    result = newest("predict-folder")
+    rows = result["rows"]
+    lines = [f"{about(result)} {rows[0]['images']} photos of a folder, in images per second, and relative to timm:", ""]
+    lines += [f"| | {' | '.join(row['model'] for row in rows)} |", f"|---{'|---' * len(rows)}|"]
+    for title in rows[0]["images_per_second"]:
+        cells = [f"{row['images_per_second'][title]:.1f}{relative(row['ratios'].get(title))}" for row in rows]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    lines += ["", "From a new process to the label of one photo, in seconds:", ""]
+    lines += [f"| | {' | '.join(row['model'] for row in rows)} |", f"|---{'|---' * len(rows)}|"]
+    for title in rows[0]["cold_start_seconds"]:
+        lines.append(f"| {title} | {' | '.join(format(row['cold_start_seconds'][title], '.2f') for row in rows)} |")
+    return "\n".join([*lines, ""])
+
+
+def training_table() -> str:
+    result = newest("train_step")
+    rows = result["rows"]
+    titles = list(rows[0]["ratio"])
+    lines = [
+        f"{about(result)} timm's time divided by ours:",
+        "",
+        f"| model | batch | timm, ms | {' | '.join(titles)} | 200 steps, compiled |",
+        f"|---{'|---' * (len(titles) + 3)}|",
+    ]
+    for row in rows:
+        whole = row.get("ratio_of_200_steps", {}).get("compiled")
+        cells = [f"{row['ratio'][title]:.2f}" for title in titles] + ["" if whole is None else f"{whole:.2f}"]
+        lines.append(f"| {row['model']} | {row['batch']} | {row['milliseconds']['timm']:.0f} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def relative(ratio: float | None) -> str:
+    return "" if ratio is None else f" ({ratio:.2f} x)"
+
+
+def about(result: dict[str, Any]) -> str:
+    """Return a sentence about the machine of a result."""
+    machine = result["machine"]
+    instructions = ", ".join(machine.get("instructions", ())) or machine["capability"]
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    return f"{machine['date']}, {machine['cpu']}, {machine['threads']} threads ({instructions}); {versions}."
 
 
 def renew_page(text: str) -> str:
     """Return the page with the newest tables between its markers."""
-    tables = {"results": f"{forward_table()}\n\n{mixed_table()}\n", "merging": f"\n{merging_table()}"}
+    tables = {
+        "results": f"{forward_table()}\n\n{mixed_table()}\n",
+        "merging": f"\n{merging_table()}",
+        "engines": f"\n{engines_table()}",
+        "folders": f"\n{folder_table()}",
+        "training": f"\n{training_table()}",
+    }
     for name, table in tables.items():
         start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         before, after = text.split(start)[0], text.split(end)[1]
@@ -88,4 +167,6 @@ def renew_page(text: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(renew_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(forward_table(), mixed_table(), merging_table(), sep="\n\n")
+    print(
+        forward_table(), mixed_table(), merging_table(), engines_table(), folder_table(), training_table(), sep="\n\n"
+    )

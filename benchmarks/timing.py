@@ -1,7 +1,6 @@
 """Time on a noisy machine: candidates take turns, in a new order every round, and the fastest turn counts."""
 
 import json
-import platform
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from vitral.inference.engines.fingerprint import describe_cpu
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -29,9 +30,10 @@ def fastest_turns(candidates: Mapping[str, Callable[[], Any]], rounds: int, seed
 
 
 def describe_machine(*packages: str) -> dict[str, Any]:
+    """Return the date, the CPU with the instructions that decide which precision is fast, and the versions."""
     return {
         "date": date.today().isoformat(),
-        "cpu": torch.cpu.get_capabilities().get("cpu_name") or platform.processor(),
+        **describe_cpu(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "versions": {name: version(name) for name in ("torch", *packages)},

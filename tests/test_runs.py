@@ -13,7 +13,7 @@ import pytest
 
 import vitral
 from tests.conftest import small_model
-from vitral.files import try_lock
+from vitral.files import atomic_path, try_lock
 from vitral.runs import MAX_DEPTH, Run, list_runs, quote
 from vitral.training.entry import train_events
 from vitral.training.events import Finished, Warned
@@ -55,6 +55,18 @@ def test_check_free(tmp_path: Path) -> None:
         Run.check_free(tmp_path)
     assert "--resume" not in str(caught.value)  # finished
     assert not (tmp_path / "missing").exists()
+
+
+def test_a_folder_with_what_a_killed_process_left_is_free(tmp_path: Path) -> None:
+    with atomic_path(tmp_path / "config.toml") as temporary:
+        temporary.write_text("data =")
+        shutil.copy(temporary, tmp_path / "copy")
+    (tmp_path / "config.toml").unlink()
+    (tmp_path / "copy").rename(temporary)  # as if the process had ended before the file got its name
+    Run.check_free(tmp_path)
+    (tmp_path / ".notes.tmp").touch()
+    with pytest.raises(vitral.ConfigError, match="already exists"):
+        Run.check_free(tmp_path)
 
 
 def test_folders_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

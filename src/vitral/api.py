@@ -157,6 +157,8 @@ def export(
     images: str | Path | None = None,
     max_drop: float = 0.5,
     image_size: int | tuple[int, int] | None = None,
+    merge: int | None = None,
+    from_bytes: bool = False,
     overwrite: bool = False,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Exported:
@@ -173,6 +175,8 @@ def export(
     images: a folder or dataset to compare the file on, and to calibrate int8; by default that of the run
     max_drop: largest loss of top-1 by int8, in points
     image_size: another input size than the model was trained at
+    merge: pairs of similar tokens to merge per block
+    from_bytes: let an ONNX file take one decoded image of any size, uint8 (height, width, channels), and resize it
     overwrite: replace the file if it exists
     on_stage: called with the name of each stage
     """
@@ -181,10 +185,10 @@ def export(
     check_target(to, path, overwrite, precision)
     check_number("max_drop", max_drop, minimum=0, maximum=100)
     on_stage("loading")
-    checkpoint, run = open_checkpoint(model, image_size)
+    checkpoint, run = open_checkpoint(model, image_size, merge=merge)
     real = find_real_images(checkpoint, run, images, calibrate=precision == "int8")
     options: dict[str, Any] = dict(precision=precision, images=real, max_drop=max_drop, overwrite=overwrite)
-    return export_checkpoint(checkpoint, path, to=to, on_stage=on_stage, **options)
+    return export_checkpoint(checkpoint, path, to=to, from_bytes=from_bytes, on_stage=on_stage, **options)
 
 
 def inspect(
@@ -211,6 +215,8 @@ def inspect(
     labels: show the relevance of these classes instead of the most probable ones
     faithfulness: also delete the patches that the maps rank highest, to test the maps
     image_size: another input size than the model was trained at
+    merge: pairs of similar tokens to merge per block
+    from_bytes: let an ONNX file take one decoded image of any size, uint8 (height, width, channels), and resize it
     overwrite: replace the files of an earlier inspection
     on_stage: called with the name of each stage
     """

@@ -1,22 +1,29 @@
 """Measure how fast a model runs on this machine: every installed engine, and other libraries with the same weights.
 
-Outputs are compared before anything is timed, and candidates take turns, one at a time.
+Outputs are compared before anything is timed, and candidates take turns, one at a time. Cold start and memory are those
+of a process of its own, which loads the model and predicts one image.
 """
 
+import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from pathlib import Path
 from statistics import median
-from typing import Any
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
 from vitral.devices import choose_precision
-from vitral.errors import ConfigError, check_choice, check_int, check_number, first_line, missing_package
+from vitral.errors import ConfigError, VitralError, check_choice, check_int, check_number, first_line, missing_package
 from vitral.inference.engines import ENGINES, Agreement, compare_outputs, missing_packages
 from vitral.inference.engines.choosing import SUPPORTED, Subject, build_engine, example_images
 from vitral.inference.engines.fingerprint import describe_cpu, package_versions
@@ -25,12 +32,13 @@ from vitral.model.network import Network, create
 from vitral.model.sizes import NAMES
 from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
+from vitral.weights.checkpoint import Checkpoint
 from vitral.weights.dialects import timm as timm_dialect
 from vitral.weights.dialects import torchvision as torchvision_dialect
 from vitral.weights.dialects.rules import Rule
+from vitral.weights.save import save
 
 PEERS = ("timm", "torchvision", "transformers")
-LATENCY_TURNS = 20
 Compute = Callable[[np.ndarray], np.ndarray]
 
 
@@ -54,6 +62,16 @@ class BenchRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ColdStart:
+    """What a new process needs to load the model and to predict one image."""
+
+    name: str
+    seconds: float
+    memory_bytes: int | None
+    """Its peak memory; None where the system does not report it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BenchStep:
     """Progress of a benchmark."""
 
@@ -69,6 +87,7 @@ class BenchResult:
     image_size: tuple[int, int]
     machine: dict[str, Any]
     rows: tuple[BenchRow, ...]
+    cold_starts: tuple[ColdStart, ...]
     skipped: dict[str, str]
     """Candidates that could not run, with the reason."""
 
@@ -92,8 +111,9 @@ def bench_events(
     check_number("seconds", seconds, above=0)
     subject = _load(model)
     names = [name for name in ENGINES if name != "compiled" or compiled]
-    total = len(batch_sizes) * (len(names) + len(against) + 1)
+    total = (len(batch_sizes) + 1) * (len(names) + len(against)) + len(batch_sizes)
     done, rows, skipped = 0, list[BenchRow](), dict[str, str]()
+    starts = list[ColdStart]()
     for batch in batch_sizes:
         images = example_images(subject.preprocess, batch)
         candidates: dict[str, Compute] = {}
@@ -105,9 +125,22 @@ def bench_events(
         rows += _measure(candidates, images, agreements, seconds)
         done += 1
         yield BenchStep(done=done, total=total)
+    with TemporaryDirectory() as folder:
+        for name in (*names, *against):
+            if name not in skipped:
+                starts += _cold_starts(subject, name, Path(folder), skipped)
+            done += 1
+            yield BenchStep(done=done, total=total)
     machine = {**describe_cpu(), "threads": torch.get_num_threads(), "versions": package_versions()}
     size = subject.preprocess.size
-    yield BenchResult(model=model, image_size=size, machine=machine, rows=tuple(rows), skipped=skipped)
+    yield BenchResult(
+        model=model,
+        image_size=size,
+        machine=machine,
+        rows=tuple(rows),
+        cold_starts=tuple(starts),
+        skipped=skipped,
+    )
 
 
 def _load(model: str) -> Subject:
@@ -144,15 +177,19 @@ def _engines(name: str) -> Build:
     def build(subject: Subject, batch: int) -> dict[str, Compute]:
         for package in missing_packages(name):
             raise missing_package(package, "fast", name)
-        native = choose_precision("cpu").value
-        precisions = [precision for precision in dict.fromkeys(("float32", native)) if precision in SUPPORTED[name]]
         return {
             f"{name} {precision}": build_engine(subject, name, precision, batch=batch).logits
-            for precision in precisions
+            for precision in _precisions(name)
         }
 
     vars(build)["title"] = name
     return build
+
+
+def _precisions(engine: str) -> list[str]:
+    """Return float32, and bfloat16 if this CPU and the engine compute it."""
+    native = choose_precision("cpu").value
+    return [precision for precision in dict.fromkeys(("float32", native)) if precision in SUPPORTED[engine]]
 
 
 def _agreement(subject: Subject, compute: Compute, images: np.ndarray) -> Agreement:
@@ -187,6 +224,66 @@ def _measure(
     ]
 
 
+# ---- cold starts ----
+
+_START_ENGINE = """
+import sys, numpy, vitral
+from vitral.inference.engines import Gate
+path, engine, precision, height, width, channels = sys.argv[1:]
+loose = Gate(max_difference=1, min_top1=0)
+predictor = vitral.Predictor(path, engine=engine, precision=precision, device="cpu", batch_size=1, gate=loose)
+predictor(numpy.zeros((int(height), int(width), int(channels)), numpy.uint8))
+"""
+_START_PEER = """
+import sys, torch
+if sys.argv[2] == "repair":
+    from types import ModuleType
+    sys.modules["torchvision._meta_registrations"] = ModuleType("torchvision._meta_registrations")
+network = torch.load(sys.argv[1], weights_only=False)
+with torch.inference_mode():
+    network(torch.zeros(1, *map(int, sys.argv[3:])))
+"""
+
+
+class _Finished(NamedTuple):
+    seconds: float
+    memory_bytes: int | None
+
+
+def _cold_starts(subject: Subject, name: str, folder: Path, skipped: dict[str, str]) -> Iterator[ColdStart]:
+    """Start a process per precision of an engine, or one for another library."""
+    is_peer, channels, (height, width) = name in PEERS, subject.preprocess.channels, subject.preprocess.size
+    path = folder / f"{name}.{'pt' if is_peer else 'safetensors'}"
+    try:
+        if is_peer:
+            torch.save(_NETWORKS[name](subject), path)
+        else:
+            save(Checkpoint(model=subject.model, preprocess=subject.preprocess), path)
+        for precision in ("float32",) if is_peer else _precisions(name):
+            repair = "repair" if "torchvision._meta_registrations" in sys.modules else "-"
+            words = [repair, channels, height, width] if is_peer else [name, precision, height, width, channels]
+            done = _run_process(_START_PEER if is_peer else _START_ENGINE, [str(path), *map(str, words)])
+            title = name if is_peer else f"{name} {precision}"
+            yield ColdStart(name=title, seconds=done.seconds, memory_bytes=done.memory_bytes)
+    except Exception as error:  # as in `_try`
+        skipped[f"cold start of {name}"] = first_line(error)
+
+
+def _run_process(script: str, words: list[str]) -> _Finished:
+    """Return the time and the peak memory of a process."""
+    start = time.perf_counter()
+    with subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.DEVNULL) as process:
+        memory = None
+        if hasattr(os, "wait4"):
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            memory = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        code = process.wait()
+    if code:
+        raise VitralError(f"The process ended with exit code {code}.")
+    return _Finished(time.perf_counter() - start, memory)
+
+
 # ---- other libraries ----
 
 
@@ -196,7 +293,8 @@ def _peer(name: str) -> Build:
     def build(subject: Subject, batch: int) -> dict[str, Compute]:
         if not isinstance(subject.model, ViT):
             raise ConfigError(f"{name} is compared for ViTs only.")
-        network = {"timm": _in_timm, "torchvision": _in_torchvision, "transformers": _in_transformers}[name](subject)
+        _repair_torchvision()
+        network = _NETWORKS[name](subject)
         mean, std = (
             torch.tensor(values)[:, None, None] for values in (subject.preprocess.mean, subject.preprocess.std)
         )
@@ -210,6 +308,18 @@ def _peer(name: str) -> Build:
 
     vars(build)["title"] = name
     return build
+
+
+def _repair_torchvision() -> None:
+    """Make torchvision importable where its compiled extension does not fit torch; timm and transformers import it."""
+    try:
+        import_module("torchvision")
+    except ImportError:
+        return
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        sys.modules["torchvision._meta_registrations"] = ModuleType("torchvision._meta_registrations")
 
 
 def _in_timm(subject: Subject) -> nn.Module:
@@ -241,14 +351,13 @@ def _in_torchvision(subject: Subject) -> nn.Module:
 
 def _in_transformers(subject: Subject) -> nn.Module:
     """Load a temporary folder that our writer of this dialect wrote."""
-    from tempfile import TemporaryDirectory
-
-    from vitral.weights.checkpoint import Checkpoint
-    from vitral.weights.save import save
-
     with TemporaryDirectory() as folder:
         save(Checkpoint(model=subject.model, preprocess=subject.preprocess), f"{folder}/vit", dialect="huggingface")
+        import_module("transformers.utils.logging").disable_progress_bar()
         return import_module("transformers").ViTForImageClassification.from_pretrained(f"{folder}/vit").eval()
+
+
+_NETWORKS = {"timm": _in_timm, "torchvision": _in_torchvision, "transformers": _in_transformers}
 
 
 def _with_weights(network: nn.Module, subject: Subject, rules: Iterable[Rule]) -> nn.Module:

@@ -60,7 +60,8 @@ def find_world(environment: Mapping[str, str] | None = None) -> World:
     run_id = values.get("TORCHELASTIC_RUN_ID", "none")
     if run_id == "none":
         raise ConfigError(
-            f"WORLD_SIZE={size} comes from a static rendezvous, after which a lost process cannot be replaced.",
+            f"WORLD_SIZE={size} comes from a static rendezvous, or from one without an id; "
+            "a lost process could not be replaced.",
             hint="Use torchrun --standalone, or --rdzv-backend c10d with --rdzv-endpoint and --rdzv-id.",
         )
     restarts = sum(int(values.get(name, "0")) for name in ("TORCHELASTIC_RESTART_COUNT", "VITRAL_RESTARTS"))

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -39,6 +40,11 @@ def atomic_path(path: Path, error: type[VitralError] = WeightsError) -> Iterator
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def is_leftover(path: Path) -> bool:
+    """Return whether a file is what `atomic_path` leaves behind if its process is killed."""
+    return re.fullmatch(r"\..+\.[0-9]+\.tmp", path.name) is not None
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from time import sleep
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitral.errors import ConfigError
-from vitral.files import atomic_path, is_locked, try_lock, write_json, write_text
+from vitral.files import atomic_path, is_leftover, is_locked, try_lock, write_json, write_text
 from vitral.run_versions import upgrade_config, with_current_names
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ class Run:
     def check_free(cls, folder: Path) -> None:
         """Raise ConfigError if a new run cannot use this folder."""
         try:
-            is_taken = folder.exists() and any(path != cls(folder).lock for path in folder.iterdir())
+            paths = folder.iterdir() if folder.exists() else ()  # those that a killed process leaves take no folder
+            is_taken = any(path != cls(folder).lock and not is_leftover(path) for path in paths)
         except OSError as error:
             raise ConfigError(f"Cannot create the run folder {folder}: {error.strerror}.") from error
         if is_taken:

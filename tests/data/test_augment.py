@@ -19,11 +19,11 @@ from vitral.data.augment import (
     inception_box,
     random_affine,
     random_box,
-    random_generator,
     resized_box,
     shift_pixels,
     squashed_box,
 )
+from vitral.data.randomness import random_generator
 
 INF, NAN = float("inf"), float("nan")
 

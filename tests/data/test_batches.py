@@ -12,6 +12,7 @@ import torch
 
 import vitral
 from tests.data.images import class_folders, encoded, photo
+from tests.faults.figures import record
 from vitral import Preprocess
 from vitral.data.augment import Augment
 from vitral.data.batches import MAX_WORKERS, BatchLoader, ImageDataset, PixelCache
@@ -60,6 +61,20 @@ def test_from_any_batch_on(folder: Path) -> None:
     assert len(whole) == 5
     for start in range(1, 5):
         assert digest(make(folder).epoch(2, start=start)) == digest(whole[start:])
+
+
+@pytest.mark.soak
+def test_workers_and_resumes(folder: Path) -> None:
+    """Every number of workers yields the same bytes, from every batch on."""
+    whole, all_workers = list(make(folder).epoch(2)), (0, 1, 2, 4)
+    for workers in all_workers:
+        for start in range(5):
+            assert digest(make(folder, workers).epoch(2, start=start)) == digest(whole[start:])
+    record(
+        "Order and augmentation with 0, 1, 2 and 4 workers and after a resume",
+        "byte-identical",
+        f"byte-identical, resumed at each of {len(whole)} batches",
+    )
 
 
 def test_epochs_and_seeds_differ_and_repeat(folder: Path) -> None:

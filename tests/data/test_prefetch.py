@@ -1,7 +1,9 @@
 """Loading ahead keeps the order, bounds the memory and raises errors where they belong."""
 
+import signal
 import threading
 import time
+from types import FrameType
 
 import pytest
 
@@ -34,3 +36,20 @@ def test_an_error_is_raised_in_its_place(threads: int) -> None:
     assert [next(results), next(results)] == [(4, 2), (2, 4)]
     with pytest.raises(ZeroDivisionError):
         next(results)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers of POSIX")
+def test_a_signal_ends_the_wait_for_storage_that_hangs() -> None:
+    hangs = threading.Event()
+
+    def end_wait(number: int, frame: FrameType | None) -> None:
+        raise InterruptedError
+
+    previous = signal.signal(signal.SIGALRM, end_wait)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(InterruptedError):
+            next(load_ahead([0, 1], lambda job: hangs.wait(60), threads=1, ahead=1))
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+        hangs.set()

@@ -99,6 +99,12 @@ def digest(splits: Splits) -> str:
     return hashlib.sha256(names.encode()).hexdigest()[:16]
 
 
+def test_classes_with_a_single_training_image_are_reported(tmp_path: Path) -> None:
+    data = open_dataset(class_folders(tmp_path, {"cats": 8, "dogs": 9, "owl": 1}))
+    assert choose_splits(data).notes == ("Classes with a single training image: 1 (owl). Add more images.",)
+    assert not choose_splits(open_dataset(class_folders(tmp_path / "more", {"cats": 8, "dogs": 9}))).notes
+
+
 def test_splits_are_those_of_earlier_versions(tmp_path: Path) -> None:
     """A run of an earlier version is evaluated on the test images that it held out."""
     assert digest(choose_splits(open_dataset("builtin:digits"))) == "82b67b58a592d700"

@@ -42,7 +42,7 @@ def make_layout(shards: list[int], size: int = 1000) -> Layout:
 @settings(max_examples=60, deadline=None)
 def test_each_image_has_one_place(shards: list[int], batch_size: int, seed: int, size: int) -> None:
     layout = make_layout(shards, size)
-    orders = [stream_order(layout, batch_size=batch_size, seed=seed, epoch=epoch, sample=7) for epoch in (0, 0, 1)]
+    orders = [stream_order(layout, batch_size=batch_size, seed=seed, epoch=epoch) for epoch in (0, 0, 1)]
     assert sorted(orders[0].tolist()) == list(range(sum(shards)))
     assert orders[0].tolist() == orders[1].tolist()
     if sum(shards) > 20:
@@ -52,7 +52,7 @@ def test_each_image_has_one_place(shards: list[int], batch_size: int, seed: int,
 def test_a_batch_has_images_of_the_whole_dataset() -> None:
     """A dataset that is sorted by class is mixed: a batch of 256 out of 20 shards has images of nearly all of them."""
     layout = make_layout([500] * 20, size=10**5)
-    order = stream_order(layout, batch_size=256, seed=1, epoch=0, sample=7)
+    order = stream_order(layout, batch_size=256, seed=1, epoch=0)
     batches = [order[start : start + 256] for start in range(0, 9984, 256)]
     assert min(len(set(layout.shards[batch].tolist())) for batch in batches) >= 18
     neighbors = layout.shards[order[1:]] == layout.shards[order[:-1]]
@@ -69,7 +69,7 @@ def test_a_process_reads_long_ranges(world: int, monkeypatch: pytest.MonkeyPatch
     ]
     layout = find_layout(items)
     assert layout is not None
-    order, batch = stream_order(layout, batch_size=1024, seed=0, epoch=0, sample=7), 1024
+    order, batch = stream_order(layout, batch_size=1024, seed=0, epoch=0), 1024
     wanted, requested, requests = 0, 0, 0
     mine = [order[start : start + batch][: batch // world].tolist() for start in range(0, 40 * batch, batch)]
     for window in streaming._windows(mine, items):

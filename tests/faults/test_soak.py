@@ -2,7 +2,7 @@
 
 Too long for every day, so it runs by itself:
 
-    python -m pytest -m soak -s tests/faults/test_soak.py          # about five minutes on 2 cores
+    python -m pytest -m soak -s tests/faults/test_soak.py          # about six minutes on 2 cores
 """
 
 import json
@@ -93,6 +93,21 @@ def test_fifty_kills_leave_no_trace(tmp_path: Path) -> None:
         "kill -9 of a run at random moments",
         "50 of 50 bit-equal, at least 10 kills inside a save",
         f"{KILLS} of {KILLS} in {runs} runs, {inside} kills inside a save",
+    )
+
+
+@pytest.mark.soak
+def test_three_runs_are_equal(tmp_path: Path) -> None:
+    folders = [tmp_path / f"run-{number}" for number in range(3)]
+    for folder in folders:
+        process = start(*OPTIONS.split(), "--out", str(folder))
+        _, err = process.communicate(timeout=600)
+        assert process.returncode == 0, err
+        assert_equal_runs(folders[0], folder)
+    record(
+        "Two runs with the same seed and threads",
+        "bit-equal, 3 runs",
+        "3 of 3 bit-equal: weights, moments, averages, metrics and scores",
     )
 
 

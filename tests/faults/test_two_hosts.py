@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.images import class_folders
+from tests.faults.figures import record
 from tests.training.short_runs import assert_equal, read_weights
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
@@ -201,6 +202,11 @@ def test_two_hosts(tmp_path: Path) -> None:
     if reason := why_impossible():
         pytest.skip(reason)
     train_through_cuts(tmp_path)
+    record(
+        "Two hosts with a cut and mended link",
+        "training continues",
+        f"continues after {CUT_SECONDS} s without a link; resumed after the loss of a host; both bit-equal",
+    )
 
 
 if __name__ == "__main__":

@@ -59,6 +59,23 @@ def test_scores_grow_with_the_distance_also_beyond_all_ordinary_images() -> None
     assert scores.unique().numel() > 250
 
 
+@pytest.mark.parametrize("images", [20, 60])
+def test_folds_of_few_images_are_those_of_all_dimensions(images: int) -> None:
+    """Fewer images than dimensions are calibrated in the space that they span; the distances are the same."""
+    features, labels = clusters(images, width=48)
+    folds = torch.arange(images) % 4
+    distances = [
+        fit_novelty(features[folds != fold], labels[folds != fold], held_out=features[:2]).distance(
+            features[folds == fold]
+        )
+        for fold in range(4)
+    ]
+    expected = torch.quantile(torch.cat(distances).double(), torch.linspace(0, 1, images, dtype=torch.double))
+    torch.testing.assert_close(
+        fit_novelty(features, labels, folds=folds).quantiles, expected.float(), rtol=1e-4, atol=1e-5
+    )
+
+
 def test_few_images_and_constant_features() -> None:
     labels = torch.tensor([0, 1, 1])
     for features in (torch.randn(3, 8), torch.ones(3, 8)):

@@ -3,13 +3,29 @@
 import time
 from collections.abc import Generator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import Tensor
 
-from vitral.training import warm_start
-from vitral.training.budget import MIN_SIDE, MIN_TEST_IMAGES, PLANNED_SHARE, TRAINED_EPOCHS, Workload, fit_plan
+from tests.data.images import class_folders
+from vitral.data.sources import open_dataset
+from vitral.model.sizes import named_config
+from vitral.preprocess import Preprocess
+from vitral.training import timing, warm_start
+from vitral.training.budget import (
+    MIN_SIDE,
+    MIN_TEST_IMAGES,
+    PLANNED_SHARE,
+    REPORT_SECONDS,
+    TRAINED_EPOCHS,
+    Budget,
+    Workload,
+    fit_plan,
+    last_seconds,
+)
 from vitral.training.events import Chosen, Measuring
 
 WORK = Workload(
@@ -104,6 +120,15 @@ def test_few_images_still_get_a_useful_number_of_steps() -> None:
     assert plan.is_trained
 
 
+def test_time_is_kept_to_write_large_networks() -> None:
+    """A ViT-B has 16 times the weights of a ViT-Ti, which every model and state of the run holds."""
+    small, large = (last_seconds(named_config(name)) for name in ("vit-ti16", "vit-b16"))
+    assert REPORT_SECONDS < small < REPORT_SECONDS + 1
+    assert large - REPORT_SECONDS == pytest.approx(15 * (small - REPORT_SECONDS), rel=0.05)
+    budget = Budget(end=time.perf_counter() + 60, last_seconds=large)
+    assert 59 - large < budget.left <= 60 - large
+
+
 # ---- the speed is measured again while features are computed ----
 
 
@@ -152,3 +177,23 @@ def test_features_that_are_nearly_complete_do_not_start_over(monkeypatch: pytest
     measured, events = run_plan(monkeypatch, expected=0.1, images=12)
     assert not measured
     assert len(events) == 3
+
+
+@pytest.mark.parametrize(("seconds", "batches"), [(0.0, 5), (0.05, 3), (0.2, 2)])
+def test_large_networks_are_timed_with_fewer_batches(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float, batches: int
+) -> None:
+    """The time of a batch is taken from the budget, too."""
+    sizes: list[int] = []
+
+    def compute(images: Tensor) -> None:
+        sizes.append(len(images))
+        time.sleep(seconds)
+
+    monkeypatch.setattr(timing, "MAX_SECONDS", 0.12)
+    items = open_dataset(class_folders(tmp_path, {"red": 2, "green": 3}, size=(16, 16))).splits["train"]
+    network = SimpleNamespace(config=SimpleNamespace(step_hw=(4, 4), image_hw=(16, 16)))
+    model: Any = SimpleNamespace(preprocess=Preprocess(size=(16, 16)), model=network, features=compute)
+    measured = timing.time_image(model, items)
+    assert sizes == [4] * batches
+    assert seconds / 4 <= measured < seconds / 4 + 0.05

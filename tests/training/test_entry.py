@@ -216,6 +216,18 @@ def test_a_damaged_state_is_skipped_with_a_warning(unfinished: Path) -> None:
     assert (unfinished / "model.safetensors").read_bytes() == before
 
 
+def test_a_run_killed_while_its_first_state_is_written_starts_over(unfinished: Path) -> None:
+    """The best model of an epoch is on the disk before the state, which a thread writes."""
+    expected = (unfinished / "model.safetensors").read_bytes()
+    for state in (unfinished / "state").iterdir():
+        shutil.rmtree(state)
+    (unfinished / "state" / "step-00000004.tmp-1").mkdir()
+    events = list(train_events(resume=unfinished))
+    assert any("starts over" in message for message in warnings_of(events))
+    assert isinstance(events[-1], Finished)
+    assert (unfinished / "model.safetensors").read_bytes() == expected
+
+
 def test_a_model_without_states_is_not_overwritten(unfinished: Path) -> None:
     shutil.rmtree(unfinished / "state")
     before = (unfinished / "model.safetensors").read_bytes()

@@ -282,3 +282,18 @@ def test_a_probe_takes_no_steps(colors: Path, checkpoint: Path, tmp_path: Path, 
 def test_a_probe_needs_a_checkpoint(colors: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--from"):
         list(train_events(colors, out=tmp_path / "run", tune={"what": "probe"}, device="cpu"))
+
+
+def test_another_engine_computes_the_features(
+    colors: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITRAL_CACHE", str(tmp_path / "cache"))
+    events = train(colors, checkpoint, tmp_path / "openvino", tune="probe", engine="openvino")
+    (choice,) = [event for event in events if isinstance(event, Chosen) and event.name == "engine"]
+    assert choice.value == "openvino float32"
+    train(colors, checkpoint, tmp_path / "torch", tune="probe")
+    ours, plain = (vitral.Predictor(tmp_path / name)(str(colors)) for name in ("openvino", "torch"))
+    for one, other in zip(ours, plain, strict=True):  # last bits of features change the search for a regularization
+        assert one.probabilities == pytest.approx(other.probabilities, abs=0.01)
+    with pytest.raises(ConfigError, match="this run has none"):
+        list(train_events(colors, model="vit-pico4", engine="openvino", out=tmp_path / "run"))

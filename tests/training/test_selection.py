@@ -94,5 +94,10 @@ def test_loss_decides_between_models_of_nearly_equal_accuracy() -> None:
     wrong = strong.outputs.clone()
     wrong[strong.correct.nonzero()[:1].flatten()] *= -1  # one correct image fewer, at a higher loss
     assert choose_model([weak, strong])[0] == 1
+    same = outputs_of(3 * weak.outputs + 3 * signal * weak.correct[:, None], labels)  # the same mistakes, a lower loss
+    assert choose_model([weak, same]) == (
+        1,
+        "its loss is lower; it gains 0 of 60 validation images on the linear probe and loses 0",
+    )
     assert choose_model([weak, strong, outputs_of(wrong, labels)])[0] == 1
     assert choose_model([weak, outputs_of(wrong, labels), strong])[0] == 2

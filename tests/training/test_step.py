@@ -43,9 +43,10 @@ def test_swapped_weights_come_back() -> None:
 
 
 def test_micro_batches_add_up(folder: Path, tmp_path: Path) -> None:
-    losses = {}
+    """With noise, too, which belongs to the images."""
+    losses, noise = {}, dict(dropout=0.2, drop_path=0.3)
     for parts in (1, 4):
-        settings = dict(epochs="auto", steps=3, accumulate=parts, loss=dict(class_weights="balanced"))
+        settings = dict(epochs="auto", steps=3, accumulate=parts, loss=dict(class_weights="balanced"), **noise)
         events = train(folder, tmp_path / str(parts), **settings)
         losses[parts] = [event.loss for event in events if isinstance(event, Stepped)]
     assert losses[1] == pytest.approx(losses[4], rel=1e-4)

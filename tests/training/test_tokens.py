@@ -1,5 +1,6 @@
 """Tokens of the frozen blocks: the numbers of the whole network, the same run after a kill, a file that is verified."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,18 @@ from tests.conftest import small_model
 from tests.data.images import class_folders
 from tests.training.short_runs import assert_same_run, interrupt_at, last
 from vitral.cache import cache_folder
-from vitral.data.augment import Augment, random_generator
+from vitral.data.augment import Augment
+from vitral.data.dataset import FileSource
+from vitral.data.randomness import random_generator
 from vitral.data.sources import open_dataset
 from vitral.evaluation.metrics import fit_temperature
 from vitral.inference.loaded_model import LoadedModel, load_model
 from vitral.inference.pipeline import make_loader
+from vitral.training import tokens as tokens_module
 from vitral.training.entry import train_events
 from vitral.training.events import Candidate, Chosen, Event, Finished, Measuring, Stepped
+from vitral.training.token_loader import TokenLoader
 from vitral.training.tokens import (
-    TokenLoader,
     TokenPlan,
     TokenSet,
     choose_tokens,
@@ -169,6 +173,55 @@ def test_tokens_are_read_from_an_intact_file_only(colors: Path) -> None:
     repaired.remove()
     assert not list((cache_folder() / "tokens").iterdir())
     assert torch.equal(finish(restore_tokens(model, items, plan)).tokens, expected)
+
+
+def watch_batches(monkeypatch: pytest.MonkeyPatch, *, stop: int = -1) -> list[int]:
+    """Return a list that grows by the size of each batch that is computed; Ctrl-C comes with batch `stop`."""
+    sizes: list[int] = []
+
+    def watched(function: Any) -> Any:
+        def compute(model: LoadedModel, images: torch.Tensor, *rest: Any) -> Any:
+            sizes.append(len(images))
+            if len(sizes) == stop:
+                raise KeyboardInterrupt
+            return function(model, images, *rest)
+
+        return compute
+
+    for name in ("tokens", "lower_tokens"):
+        monkeypatch.setattr(LoadedModel, name, watched(getattr(LoadedModel, name)))
+    return sizes
+
+
+@pytest.mark.parametrize(("stop", "images"), [(2, 18), (4, 15), (8, 6), (10, 2)])
+def test_a_killed_pass_continues_after_its_last_chunk(
+    colors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, images: int
+) -> None:
+    """Two views in chunks of four images. One of ten is unreadable, so rows are not positions."""
+    monkeypatch.setattr(tokens_module, "BATCH", 2)
+    monkeypatch.setattr(tokens_module, "CHUNK", 4)
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    items = [*open_dataset(colors).splits["train"][:10]]
+    items[3] = replace(items[3], source=FileSource(path=str(tmp_path / "bad.png")))
+    model, plan = make_model(), make_plan(2, 10)
+    whole, features = finish(compute_tokens(model, items, plan))
+    expected, views = whole.tokens.clone(), whole.views.clone()
+    whole.remove()
+    with monkeypatch.context() as patch:
+        watch_batches(patch, stop=stop)
+        with pytest.raises(KeyboardInterrupt):
+            finish(compute_tokens(model, items, plan))
+    sizes = watch_batches(monkeypatch)
+    again, same = finish(compute_tokens(model, items, plan))
+    assert sum(sizes) == images
+    assert (whole.computed, again.computed < 1) == (1, images < 18)
+    assert torch.equal(again.tokens, expected)
+    assert torch.equal(again.views, views)
+    assert torch.equal(same, features)
+    assert again.labels.tolist() == whole.labels.tolist()
+    assert again.unreadable == whole.unreadable != ()
+    again.remove()
+    assert not list((cache_folder() / "tokens").iterdir())
 
 
 def train(data: Path, base: Path, out: Path, **settings: Any) -> list[Event]:

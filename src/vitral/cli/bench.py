@@ -6,6 +6,7 @@ from vitral.cli.parameters import Format, Switch, Text, option
 from vitral.console.output import print_line, print_table, show_as
 from vitral.console.progress import with_progress
 from vitral.errors import ConfigError
+from vitral.report.text import format_bytes
 
 
 def bench(
@@ -19,7 +20,8 @@ def bench(
 ) -> None:
     """Measure how fast a model runs on this machine.
 
-    Compares the outputs of all installed engines with eager torch in float32, and then times them in turns.
+    Compares the outputs of all installed engines with eager torch in float32, and then times them in turns. Also starts
+    a process per engine, to measure the cold start and the memory.
 
     Examples
     --------
@@ -57,6 +59,14 @@ def bench(
                     f"{row.top1:.0%}",
                 ]
                 for row in rows
+            ),
+        )
+        print_line("A new process that loads the model and predicts one image:", "bold")
+        print_table(
+            ("engine", "cold start, s", "peak memory"),
+            (
+                [start.name, f"{start.seconds:.2f}", format_bytes(start.memory_bytes) if start.memory_bytes else "?"]
+                for start in result.cold_starts
             ),
         )
         for name, reason in result.skipped.items():

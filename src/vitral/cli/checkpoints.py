@@ -6,7 +6,18 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 import vitral
-from vitral.cli.parameters import File, Format, ImageSize, Model, OptionalInt, Switch, Text, option, split_setting
+from vitral.cli.parameters import (
+    File,
+    Format,
+    ImageSize,
+    Merge,
+    Model,
+    OptionalInt,
+    Switch,
+    Text,
+    option,
+    split_setting,
+)
 from vitral.console.checkpoint import show_checkpoint, show_conversion
 from vitral.console.output import show_as, show_lines
 from vitral.console.progress import stages
@@ -104,6 +115,10 @@ def export(
     ] = None,
     max_drop: Annotated[float, option("Largest loss of top-1 by int8, in points.", "N")] = 0.5,
     image_size: ImageSize = None,
+    merge: Merge = None,
+    from_bytes: Annotated[
+        Switch, option("Take one decoded image of any size, uint8 (height, width, channels), and resize it (onnx).")
+    ] = False,
     overwrite: Annotated[Switch, option("Replace the file if it exists.")] = False,
     format: Format = "human",
 ) -> None:
@@ -119,6 +134,7 @@ def export(
     vitral export runs/photos-1 --to openvino --precision int8 --max-drop 0.5
     """
     options: dict[str, Any] = dict(precision=precision, images=images, max_drop=max_drop, overwrite=overwrite)
+    options |= dict(merge=merge, from_bytes=from_bytes)
     with stages(quiet=format != "human") as show_stage:
         exported = vitral.export(model, out, to=to, image_size=image_size, on_stage=show_stage, **options)
     difference = f"maximum difference {exported.difference:.1e}, relative to the largest logit"

@@ -68,7 +68,10 @@ def run_self_test(device: str, *, is_shown: bool) -> list[dict[str, Any]]:
 
 EXTRAS = {
     "fast": "fast JPEG decoding, export to ONNX",
+    "serve": "the web page and the API",
+    "remote": "shards on object stores and web servers",
     "hub": "checkpoints and datasets from the Hugging Face hub",
+    "photos": "HEIC photos",
     "tables": "Parquet tables",
     "tensorboard": "training curves in TensorBoard",
 }

@@ -151,7 +151,7 @@ def plan(
     attention: Annotated[str, option("fused, recorded (keeps attention weights) or axial.", "KIND")] = "fused",
     format: Annotated[Format, option("human, json or quiet (exaFLOPs only).")] = "human",
 ) -> None:
-    """Estimate operations, memory, time and price of a training run, and choose how to train on several devices.
+    """Estimate operations, memory, time and price of a training run.
 
     Operations are counted as in the paper: a training step is three forward passes, a multiply-add is two operations.
     Memory is that of each way to train (DDP, FSDP, gradient checkpointing). The speed of many devices is a prediction

@@ -70,19 +70,13 @@ def predict(
     """
     launch_if_asked(processes)
     from vitral.collectives import join_world
-    from vitral.inference.writers import check_prediction_target, predict_to_file
+    from vitral.inference.writers import predict_to_file
 
-    is_first = join_world().is_first
+    join_world()
     check_int("--top", top, minimum=1)
     if reject is not None:
         check_number("--reject", reject, above=0, maximum=1)
-    if out is not None:
-        if is_first:  # the file exists once the first process has created it
-            check_prediction_target(out, resume=resume)
-        if format in ("json", "csv"):
-            raise ConfigError(f"--format {format} does not apply to --out.", hint="Its suffix chooses the format.")
-    elif resume:
-        raise ConfigError("--resume needs a file to continue.", hint="Pass --out FILE.")
+    check_output(out, format, resume=resume)
     files = list_images(images)
     predictor = open_predictor(
         model,
@@ -95,14 +89,25 @@ def predict(
     )
     if reject is not None:
         predictor.check_can_reject()
-    for warning in predictor.loaded.warnings:
-        print(f"vitral: warning: {printable(warning)}", file=sys.stderr)
     if out is None:
         failed = print_rows(predictor, files, top, format, reject)
     else:
         events = predict_to_file(predictor, files, out, top=top, reject=reject, resume=resume)
         failed = write_rows(events, out, quiet=format != "human")
     end_together(3 if failed else 0)
+
+
+def check_output(out: Path | None, format: str, *, resume: bool) -> None:
+    """Raise ConfigError for options that contradict each other and for a file that cannot be written or continued."""
+    from vitral.collectives import current_world
+    from vitral.inference.writers import check_prediction_target
+
+    if out is None and resume:
+        raise ConfigError("--resume needs a file to continue.", hint="Pass --out FILE.")
+    if out is not None and current_world().is_first:  # the file exists once the first process has created it
+        check_prediction_target(out, resume=resume)
+    if out is not None and format in ("json", "csv"):
+        raise ConfigError(f"--format {format} does not apply to --out.", hint="Its suffix chooses the format.")
 
 
 def list_images(images: tuple[str, ...]) -> list[str]:
@@ -114,10 +119,13 @@ def list_images(images: tuple[str, ...]) -> list[str]:
 
 
 def open_predictor(model: str, **options: Any) -> "Predictor":
-    """Return the predictor, which reports the engine that it chooses on standard error."""
+    """Return the predictor. Its warnings, and later the engine that it chooses, appear on standard error."""
     from vitral.inference.predictor import Predictor
 
-    return Predictor(model, on_choice=lambda reason: print(f"vitral: {reason}", file=sys.stderr), **options)
+    predictor = Predictor(model, on_choice=lambda reason: print(f"vitral: {reason}", file=sys.stderr), **options)
+    for warning in predictor.loaded.warnings:
+        print(f"vitral: warning: {printable(warning)}", file=sys.stderr)
+    return predictor
 
 
 def write_rows(events: "Iterator[Progress | PredictionFile]", out: Path, *, quiet: bool) -> int:

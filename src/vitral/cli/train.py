@@ -62,6 +62,14 @@ class Settings:
     seed: Annotated[OptionalInt, option("Random seed.", show_default="0")] = None
     device: Annotated[Device | None, AUTO] = None
     precision: Annotated[Text, AUTO, option("float32, bfloat16 or float16.", "PRECISION")] = None
+    engine: Annotated[
+        Text,
+        option(
+            "Engine of the probe's features: torch, compiled, onnxruntime, openvino or auto.",
+            "ENGINE",
+            show_default="torch",
+        ),
+    ] = None
     workers: Annotated[Text, AUTO, option("Processes that load images.", "N")] = None
 
     def by_name(self) -> dict[str, Any]:

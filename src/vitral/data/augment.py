@@ -17,11 +17,11 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from vitral.data.headers import Pixels, read_header
+from vitral.data.randomness import Generator
 from vitral.data.transforms import Box, crop_and_resize, preprocess_image, shrink_for
 from vitral.errors import ConfigError, check_choice, check_int, check_number, short_repr
 from vitral.preprocess import Preprocess
 
-Generator = np.random.Generator
 Crop = Literal["none", "resized", "inception", "squashed", "shift"]
 Range = tuple[float, float]
 
@@ -101,12 +101,6 @@ def check_augment(augment: Augment, preprocess: Preprocess) -> None:
             f"augment.crop={augment.crop} resizes every image to one size, which contradicts resize=native.",
             hint="Pass --augment.crop none, or --resize crop.",
         )
-
-
-def random_generator(seed: int, epoch: int, sample: int) -> Generator:
-    """Return a generator that depends on its key only, independent for each sample of each epoch."""
-    key = np.array([number & (2**64 - 1) for number in (seed, (epoch << 40) | sample)], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key))  # a list of large integers would be converted to float
 
 
 def augment_image(

@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
-from vitral.data.augment import Augment, augment_image, check_augment, random_generator
+from vitral.data.augment import Augment, augment_image, check_augment
 from vitral.data.dataset import Item, sample_headers
 from vitral.data.decode import decode
 from vitral.data.headers import BadImageError, Pixels
 from vitral.data.prefetch import load_ahead
+from vitral.data.randomness import ORDER_SAMPLE, random_generator
 from vitral.data.streaming import find_layout, read_ahead, stream_order
 from vitral.data.transforms import preprocess_image
 from vitral.errors import check_int
@@ -32,7 +33,6 @@ MAX_WORKERS = 1024
 SMALL_IMAGE = 96 * 96
 CACHE_BYTES = 2**30
 CHUNK_BYTES = 2**24
-_ORDER_SAMPLE = 2**40 - 1  # the "sample" whose randomness is the order of an epoch
 Job = tuple[int, int] | tuple[int, int, bytes]
 """Epoch, item, and its content if that has been read already."""
 
@@ -242,7 +242,7 @@ class BatchLoader:
         """Return the items of an epoch in order."""
         layout, seed = self.images.layout, self.images.seed
         if layout is not None and self.shuffle:
-            return stream_order(layout, batch_size=self.batch_size, seed=seed, epoch=epoch, sample=_ORDER_SAMPLE)
+            return stream_order(layout, batch_size=self.batch_size, seed=seed, epoch=epoch)
         return epoch_order(len(self.images), self.images.seed, epoch, shuffle=self.shuffle)
 
     def epoch(self, epoch: int = 0, start: int = 0, stop: int | None = None) -> Iterator[Batch]:
@@ -309,7 +309,7 @@ def share_batches(batches: list[Indices], rank: int, world: int, *, split: bool)
 
 def epoch_order(images: int, seed: int, epoch: int, *, shuffle: bool) -> np.ndarray:
     """Return the order of the images in an epoch."""
-    return random_generator(seed, epoch, _ORDER_SAMPLE).permutation(images) if shuffle else np.arange(images)
+    return random_generator(seed, epoch, ORDER_SAMPLE).permutation(images) if shuffle else np.arange(images)
 
 
 def label_tensor(items: Sequence[Item], classes: int, multi_label: bool) -> Tensor:

@@ -23,12 +23,14 @@ def load_ahead(
     """Yield each job with its result, in order, while threads load up to `ahead` jobs after it.
 
     An exception of `load` is raised where its result would be. Without threads, everything happens in this one.
+    A signal handler that raises ends the wait for a result at once, even if the storage hangs.
     """
     if threads < 1:
         yield from ((job, load(job)) for job in jobs)
         return
     waiting: deque[tuple[Job, Future[Loaded]]] = deque()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="vitral-load")
+    is_awaited = True
     try:
         for job in jobs:
             waiting.append((job, pool.submit(load, job)))
@@ -38,5 +40,8 @@ def load_ahead(
         while waiting:
             first, future = waiting.popleft()
             yield first, future.result()
+    except Exception:
+        is_awaited = False
+        raise
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(wait=is_awaited, cancel_futures=True)

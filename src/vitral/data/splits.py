@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from vitral.data.dataset import DatasetIndex, FileSource, Item, TarSource, check_classes, content_digest
+from vitral.data.dataset import DatasetIndex, FileSource, Item, TarSource, check_classes, class_counts, content_digest
 from vitral.data.headers import BadImageError
 from vitral.data.remote import RemoteSource
 from vitral.errors import DataError
@@ -34,7 +34,7 @@ class Splits:
     groups: Mapping[str, str] = field(default_factory=dict)
     """The group of each image that the dataset has for training, for folds: equal names belong together."""
     notes: tuple[str, ...] = ()
-    """Remarks on the images that were dropped."""
+    """Remarks on the images that were dropped, and on classes with one image."""
 
 
 def choose_splits(
@@ -65,6 +65,7 @@ def choose_splits(
         reasons["test"] = TEST_SPLIT_REASON if data.classes else "about a fifth, by a hash of the names"
         reasons["test"] += "; groups are not divided" if data.groups or groups else ""
     train, notes = _without_dropped(data, train), _describe_dropped(data, test if other is None else ())
+    notes = (*notes, *_describe_single_images(data, train))
     if data.dropped and data.classes:
         check_classes(replace(data, splits={"train": train}))
     if "val" in data.splits and ("test" in data.splits or other is not None):
@@ -106,6 +107,14 @@ def _describe_dropped(data: DatasetIndex, test: Sequence[Item]) -> tuple[str, ..
         "Images listed to drop that stay in the test split": kept,
     }
     return tuple(f"{note}: {count:,}." for note, count in notes.items() if count)
+
+
+def _describe_single_images(data: DatasetIndex, train: Sequence[Item]) -> tuple[str, ...]:
+    """Return a note on the classes that have a single image to learn from."""
+    counts = class_counts(train, len(data.classes))
+    names = [name for name, count in zip(data.classes, counts, strict=True) if count == 1]
+    shown = f"{', '.join(names[:5])}{', ...' if names[5:] else ''}"
+    return (f"Classes with a single training image: {len(names):,} ({shown}). Add more images.",) if names else ()
 
 
 def own_test_split(data: DatasetIndex) -> str | None:

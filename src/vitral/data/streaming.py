@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vitral.data.augment import random_generator
 from vitral.data.dataset import Item
 from vitral.data.headers import MAX_BYTES
+from vitral.data.randomness import ORDER_SAMPLE, random_generator
 from vitral.data.remote import RemoteSource, read_range
 
 LANES = 64
@@ -54,9 +54,9 @@ def find_layout(items: Sequence[Item]) -> Layout | None:
     )
 
 
-def stream_order(layout: Layout, *, batch_size: int, seed: int, epoch: int, sample: int) -> np.ndarray:
-    """Return the order of the images in an epoch. `sample` selects the random numbers of orders."""
-    random = random_generator(seed, epoch, sample)
+def stream_order(layout: Layout, *, batch_size: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the order of the images in an epoch."""
+    random = random_generator(seed, epoch, ORDER_SAMPLE)
     count = len(layout.sizes)
     lanes = min(LANES, count)
     rank = random.permutation(int(layout.shards.max()) + 1)[layout.shards]

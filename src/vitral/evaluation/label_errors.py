@@ -5,6 +5,7 @@ of images that are confidently another class estimates the number of errors; the
 beside another class are the suspects.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,17 @@ from vitral.errors import ConfigError
 PRIOR_IMAGES = 50
 """The threshold of a class is averaged with that of all classes, which counts as this many images: the mean of a few
 out-of-fold probabilities is too noisy to be a threshold."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelErrorRow:
+    """A row of label-errors.csv."""
+
+    file: str
+    label: str
+    suggested: str
+    probability: float
+    score: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,16 +41,15 @@ class LabelError:
     score: float
     """From 0.5 to 1: the probability of the suggested label if it is that one or the given one."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LabelErrorRow:
-    """A row of label-errors.csv."""
-
-    file: str
-    label: str
-    suggested: str
-    probability: float
-    score: float
+    def as_row(self, files: Sequence[str], classes: Sequence[str]) -> LabelErrorRow:
+        """Return the row of an image among these files."""
+        return LabelErrorRow(
+            file=files[self.index],
+            label=classes[self.label],
+            suggested=classes[self.suggested],
+            probability=self.probability,
+            score=self.score,
+        )
 
 
 def find_label_errors(logits: Tensor, labels: Tensor, *, folds: Tensor | None = None) -> list[LabelError]:

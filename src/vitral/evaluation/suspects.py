@@ -50,13 +50,19 @@ class Suspects:
         return asdict(self)
 
 
-def load_for_features(source: str, *, image_size: int | tuple[int, int] | None, device: str = "auto") -> LoadedModel:
-    """Load a model whose features are needed, at no more than 224 pixels unless you pass a size."""
+def load_for_features(
+    source: str,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    device: str = "auto",
+    max_image_size: int = MAX_IMAGE_SIZE,
+) -> LoadedModel:
+    """Load a model whose features are needed, at no more than `max_image_size` pixels unless you pass a size."""
     model = load_model(source, image_size=image_size, device=device, verify=True)
-    if image_size is not None or max(model.model.config.image_hw) <= MAX_IMAGE_SIZE:
+    if image_size is not None or max(model.model.config.image_hw) <= max_image_size:
         return model
-    rows, columns = (max(1, MAX_IMAGE_SIZE // step) * step for step in model.model.config.step_hw)
-    return load_model(source, image_size=(rows, columns), device=device)
+    rows, columns = (max(1, max_image_size // step) * step for step in model.model.config.step_hw)
+    return load_model(source, image_size=(rows, columns), device=device, verify=False)
 
 
 def find_suspects(model: LoadedModel, dataset: DatasetIndex, *, batch_size: int = 64) -> Iterator[Progress | Suspects]:
@@ -94,14 +100,9 @@ def _label_errors(
     labels = torch.tensor([item.label for item in items])
     folds = choose_folds(labels, groups=groups)  # a near-duplicate with the same wrong label must not vouch for it
     probe = cross_validate(features.outputs, labels, classes=len(classes), folds=folds)
+    files = [item.key for item in items]
     for error in find_label_errors(probe.out_of_fold, labels, folds=folds):
-        yield LabelErrorRow(
-            file=items[error.index].key,
-            label=classes[error.label],
-            suggested=classes[error.suggested],
-            probability=error.probability,
-            score=error.score,
-        )
+        yield error.as_row(files, classes)
 
 
 def _has_single_labels(dataset: DatasetIndex) -> bool:

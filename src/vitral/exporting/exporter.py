@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from vitral import __version__
 from vitral.errors import ConfigError, VitralError, WeightsError, did_you_mean, first_line
+from vitral.exporting.decoded_images import check_can_resize, compare_photos
 from vitral.exporting.quantization import Drop, quantize
 from vitral.exporting.real_images import RealImages
 from vitral.exporting.targets import TARGETS, Content, Run, Target, check_precision, onnx_weights
@@ -73,11 +74,14 @@ def export(
     precision: str = "float32",
     images: RealImages | None = None,
     max_drop: float = 0.5,
+    from_bytes: bool = False,
     overwrite: bool = False,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Exported:
     """Write the file, run it, and keep it only if its outputs equal the model's. Pass each stage to ``on_stage``."""
     checkpoint = as_checkpoint(model, preprocess=None, labels=None)
+    if from_bytes:
+        check_can_resize(to, checkpoint.preprocess)
     target, path = check_target(to, path, overwrite, precision), Path(path)
     if precision == "int8":
         check_calibration(images)
@@ -96,11 +100,17 @@ def export(
             options: dict[str, Any] = dict(max_drop=max_drop, on_stage=on_stage)
             quantized = quantize(program, checkpoint.preprocess, checkpoint.model.config, images, outputs, **options)
         on_stage(f"writing {path.name}")
-        metadata = json.dumps(file_metadata(checkpoint, precision), ensure_ascii=False)
+        metadata = json.dumps(file_metadata(checkpoint, precision) | {"from_bytes": from_bytes}, ensure_ascii=False)
         model_in_int8 = quantized.model if quantized else None
-        target.write(Content(program, checkpoint.preprocess, output, metadata, precision, model_in_int8), temporary)
+        content = Content(program, checkpoint.preprocess, output, metadata, precision, model_in_int8)
+        target.write(content, temporary)
         on_stage("comparing the outputs")
         difference = compare(target.load(temporary, precision), batches, expected, precision)
+        if from_bytes:  # the same network, which now resizes as well
+            for file in temporary.parent.iterdir():
+                file.unlink()
+            target.write(content._replace(resizes=True), temporary)
+            difference = max(difference, compare_photos(temporary, network, checkpoint.preprocess))
         sizes = [file.stat().st_size for file in temporary.parent.iterdir()]
         check_target(to, path, overwrite)  # somebody may have written a file there in the meantime
     if to == "onnx" and len(sizes) == 1:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from vitral.errors import ConfigError
+from vitral.exporting.decoded_images import add_preprocessing
 from vitral.inference.engines import onnx_graph
 from vitral.inference.engines.onnxruntime import open_onnx
 from vitral.inference.engines.openvino import compile_model, convert_program, import_openvino
@@ -32,6 +33,8 @@ class Content(NamedTuple):
     precision: str
     quantized: Any = None
     """The openvino.Model in int8."""
+    resizes: bool = False
+    """Whether the file takes decoded images of any size."""
 
 
 class Target(NamedTuple):
@@ -63,7 +66,12 @@ def load_pt2(path: Path, precision: str) -> Run:
 
 
 def write_onnx(content: Content, path: Path) -> None:
-    onnx_graph.write(content.program, path, content.output, content.metadata, precision=content.precision)
+    def change(graph: Any) -> None:  # noqa: ANN401 (onnx_ir.Graph)
+        if content.resizes:
+            add_preprocessing(graph, content.preprocess)
+
+    options: dict[str, Any] = dict(precision=content.precision, change=change)
+    onnx_graph.write(content.program, path, content.output, content.metadata, **options)
 
 
 def load_onnx(path: Path, precision: str) -> Run:

@@ -54,12 +54,8 @@ def check_onnx(path: Path) -> dict[str, Any]:
     check_size(path)
     content = _Content()
     try:
-        with (
-            path.open("rb") as stream,
-            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
-            memoryview(data) as view,
-        ):
-            _read_message(view, "model", content, depth=0)
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            _read_message(data, (0, len(data)), "model", content, depth=0)
     except (ValueError, IndexError, OSError, UnicodeDecodeError) as error:
         raise WeightsError(f"{path} is damaged or not an ONNX file: {error}.") from error
     for domain, operator in sorted(content.operators):
@@ -136,19 +132,23 @@ def _as_int(text: str | None) -> int:
 # ---- protobuf ----
 
 
-def _read_message(view: memoryview, kind: str, content: _Content, *, depth: int) -> None:
+Span = tuple[int, int]
+"""Where a value starts and ends."""
+
+
+def _read_message(data: mmap.mmap, span: Span, kind: str, content: _Content, *, depth: int) -> None:
     """Collect what a message of onnx.proto refers to."""
     if depth > MAX_DEPTH:
         raise ValueError("graphs are nested too deeply")
     fields, strings = _MESSAGES[kind], dict[str, str]()
-    for number, value in _fields(view):
+    for number, value in _fields(data, span):
         nested = fields.get(number)
         if nested is None or value is None:
             continue
         if nested.startswith("*"):
-            strings[nested[1:]] = bytes(value).decode()
+            strings[nested[1:]] = data[slice(*value)].decode()
         else:
-            _read_message(value, nested, content, depth=depth + 1)
+            _read_message(data, value, nested, content, depth=depth + 1)
     if kind == "node":
         content.operators.add((strings.get("node domain", ""), strings.get("operator", "")))
     elif kind == "function":
@@ -159,23 +159,23 @@ def _read_message(view: memoryview, kind: str, content: _Content, *, depth: int)
         content.properties[strings.get("key", "")] = strings.get("value", "")
 
 
-def _fields(view: memoryview) -> Iterator[tuple[int, memoryview | None]]:
-    """Yield the number of each field, with its bytes if it has a length."""
-    at, end = 0, len(view)
+def _fields(data: mmap.mmap, span: Span) -> Iterator[tuple[int, Span | None]]:
+    """Yield the number of each field, and where its value is if it has a length."""
+    at, end = span
     while at < end:
-        tag, at = _varint(view, at)
+        tag, at = _varint(data, at)
         number, wire = tag >> 3, tag & 7
         if wire == 0:
-            _, at = _varint(view, at)
+            _, at = _varint(data, at)
             yield number, None
         elif wire in (1, 5):
             at += 8 if wire == 1 else 4
             yield number, None
         elif wire == 2:
-            length, at = _varint(view, at)
+            length, at = _varint(data, at)
             if at + length > end:
                 raise ValueError("a field is longer than the file")
-            yield number, view[at : at + length]
+            yield number, (at, at + length)
             at += length
         else:
             raise ValueError(f"unknown wire type {wire}")
@@ -183,10 +183,10 @@ def _fields(view: memoryview) -> Iterator[tuple[int, memoryview | None]]:
         raise ValueError("the last field is incomplete")
 
 
-def _varint(view: memoryview, at: int) -> tuple[int, int]:
+def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
-        byte = view[at]
+        byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:

@@ -128,6 +128,9 @@ def open_exported(
     if device not in ("auto", "cpu"):
         raise ConfigError(f"Exported files run on the CPU (got device={device!r}).")
     description = check_onnx(path) if is_onnx else check_openvino(path)
+    if description.get("from_bytes"):
+        problem = f"{path} takes decoded images and resizes them itself, for programs without vitral."
+        raise ConfigError(problem, hint="Export the model again without --from-bytes.")
     stored = str(description.get("precision", "float32"))
     if precision not in ("auto", stored):
         hint = f"Export it again: vitral export MODEL --to {'onnx' if is_onnx else 'openvino'} --precision {precision}."

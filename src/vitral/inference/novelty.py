@@ -7,6 +7,7 @@ docs/decisions/novelty.md compares it with other distances.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -95,15 +96,16 @@ def fit_novelty(
     Distances are calibrated on `held_out`, (M, D) features of other images. Without them, each of the `folds` is
     measured by the statistics of the others, which is valid only if the network was not trained on these images.
     """
-    statistics = _fit_statistics(features, labels)
+    statistics = _fit_statistics(features, labels, features.shape[1])
     if held_out is not None:
         return _calibrate(statistics, statistics.distance(held_out))
     if len(features) < 2:
         raise ConfigError(f"Novelty needs at least 2 training images (got {len(features)}).")
     if folds is None or (folds == folds[0]).all():
         folds = torch.randperm(len(features), generator=torch.Generator().manual_seed(0)) % FOLDS
+    coordinates, width = _span(features), features.shape[1]
     distances = [
-        _fit_statistics(features[folds != fold], labels[folds != fold]).distance(features[folds == fold])
+        _fit_statistics(coordinates[folds != fold], labels[folds != fold], width).distance(coordinates[folds == fold])
         for fold in np.unique(folds.numpy())
     ]
     return _calibrate(statistics, torch.cat(distances))
@@ -115,30 +117,48 @@ def _calibrate(statistics: Novelty, distances: Tensor) -> Novelty:
     return replace(statistics, quantiles=torch.quantile(distances.double(), positions).float())
 
 
-def _fit_statistics(features: Tensor, labels: Tensor) -> Novelty:
+def _span(features: Tensor) -> Tensor:
+    """Return coordinates of (N, D) features with the same distances and angles: at most N per image.
+
+    The folds of a few images would otherwise decompose a matrix of all D dimensions each.
+    """
+    if len(features) >= features.shape[1]:
+        return features
+    centered = features.double() - features.double().mean(0)
+    basis, _ = np.linalg.qr(centered.T.numpy())
+    return centered @ torch.tensor(basis)
+
+
+def _fit_statistics(features: Tensor, labels: Tensor, width: int) -> Novelty:
+    """Return statistics without quantiles. Features have `width` dimensions, or fewer if `_span` removed some."""
     features = features.double()
     members = F.one_hot(labels).double() if labels.ndim == 1 else labels.double()
     members = members[:, members.sum(0) > 0]
     class_means = (members.T @ features) / members.sum(0)[:, None]
-    mean, whitening = fit_whitening(features, shrinkage=SHRINKAGE)
+    mean, whitening = fit_whitening(features, shrinkage=SHRINKAGE, width=width)
     directions = F.normalize((class_means.float() - mean) @ whitening, dim=1)
     return Novelty(mean=mean, whitening=whitening, directions=directions, quantiles=torch.zeros(2))
 
 
-def fit_whitening(features: Tensor, *, shrinkage: float) -> tuple[Tensor, Tensor]:
+def fit_whitening(features: Tensor, *, shrinkage: float, width: int | None = None) -> tuple[Tensor, Tensor]:
     """Return the mean (D,) and a matrix (D, D): (features - mean) @ matrix has an equal spread in every direction.
 
     The covariance is shrunk towards a sphere by `shrinkage` (from 0 to 1) if there are few images, and less the more
-    there are: fully whitened features of fewer images than dimensions are all at right angles.
+    there are: fully whitened features of fewer images than dimensions are all at right angles. `width` is the number of
+    dimensions if the features vary in D of them only.
     """
     features = features.double()
     mean = features.mean(0)
     centered = features - mean
-    images, width = centered.shape
+    images, dimensions = centered.shape
+    width = width or dimensions
     covariance = centered.T @ centered / images
-    sphere = covariance.diagonal().mean().clamp(min=1e-12) * torch.eye(width, dtype=torch.double)
+    variance = (covariance.trace() / width).clamp(min=1e-12)
     weight = shrinkage * width / (images + width)
-    precision = np.linalg.inv(((1 - weight) * covariance + weight * sphere).numpy())
-    precision /= precision.diagonal().mean()  # a cosine has no scale
-    whitening = np.asarray(np.linalg.cholesky(precision), dtype=np.float32)
-    return mean.float(), torch.tensor(whitening)
+    sphere = torch.eye(dimensions, dtype=torch.double)
+    shrunk = (1 - weight) * covariance + weight * variance * sphere
+    factor = cast("Tensor", torch.linalg.cholesky(shrunk))  # pyright: ignore[reportUnknownMemberType]
+    solved = torch.linalg.solve_triangular(factor, sphere, upper=False)  # pyright: ignore
+    inverse = cast("Tensor", solved)
+    scale = dimensions**0.5 / inverse.square().sum().sqrt()  # a cosine has none
+    return mean.float(), (scale * inverse.T).float()  # times its transpose: the inverse covariance

@@ -8,6 +8,7 @@ from vitral.model.attention import Attention, AxialAttention
 from vitral.model.config import ViTConfig
 from vitral.model.layers import MLP, build_dropout
 from vitral.model.merging import MergingAttention, merge_tokens
+from vitral.model.noise import Noisy, draw_kept_images
 from vitral.model.packing import Packing
 
 
@@ -46,7 +47,7 @@ class MergingBlock(Block):
         return x + self.after_mlp(self.mlp(self.norm2(x)), packing), packing
 
 
-class Branch(nn.Module):
+class Branch(Noisy, nn.Module):
     """The end of a branch, before the residual sum: dropout, layer scale, stochastic depth."""
 
     def __init__(self, config: ViTConfig, index: int):
@@ -76,7 +77,7 @@ class Branch(nn.Module):
         """Draw 0 for images whose branch is dropped, else 1 / keep: (B, 1, 1), or (1, T, 1) for packed images."""
         keep = 1 - self.drop_path
         images = sum(group.images for group in packing.groups)
-        factors = x.new_empty(images).bernoulli_(keep) / keep
+        factors = draw_kept_images(keep, x, self.layer, images, packing.order) / keep
         if len(packing.groups) == 1:
             return factors[:, None, None]
         tokens = [group.tokens for group in packing.groups for _ in range(group.images)]

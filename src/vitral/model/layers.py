@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitral.model.noise import Dropout
+
 Initializer = Callable[[Tensor], object]
 
 
@@ -82,4 +84,4 @@ def build_activation(name: str) -> nn.Module:
 
 
 def build_dropout(rate: float) -> nn.Module:
-    return nn.Dropout(rate) if rate else nn.Identity()
+    return Dropout(rate) if rate else nn.Identity()

@@ -24,6 +24,7 @@ from vitral.model.config import ViTConfig
 from vitral.model.features import Features, build_features, choose_layers
 from vitral.model.layers import build_dropout, initialize, normal_
 from vitral.model.merging import unmerge
+from vitral.model.noise import number_layers
 from vitral.model.packing import Group, Packing, arrange, join
 from vitral.model.parameter_groups import optimizer_groups
 from vitral.model.patches import Patches
@@ -53,6 +54,7 @@ class ViT(nn.Module):
         self.pool = build_pool(config)
         self.representation = build_representation(config)
         self.head = build_head(config)
+        number_layers(self)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -112,14 +112,12 @@ def _device(config: TrainConfig, facts: Facts) -> Choice:
 
 def _precision(config: TrainConfig, facts: Facts) -> Choice:
     precision = choose_precision(config.device)
-    if facts.pretrained is None and config.device == "cpu" and precision.value == "bfloat16":
-        return "float32", "narrow networks gain nothing from bfloat16 on a CPU"
     return precision.value, precision.reason
 
 
 def _workers(config: TrainConfig, facts: Facts) -> Choice:
     if config.device == "cpu":
-        return 0, "on a CPU the network needs all cores"
+        return 0, "on a CPU, threads load the next batch while the network computes"
     cores = count_cores()
     return min(8, max(0, cores - 1)), f"{cores} cores load images for {config.device}"
 
@@ -347,6 +345,7 @@ _CHOICES: dict[str, Callable[[TrainConfig, Facts], Choice | None]] = {  # in thi
     "device": _device,
     "precision": _precision,
     "workers": _workers,
+    "compile": lambda config, facts: (False, ""),  # measured before the first step
     "channels": _channels,
     "image_size": _image_size,
     "resize": _resize,

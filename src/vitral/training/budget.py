@@ -5,9 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vitral.collectives import from_first
+from vitral.model.bit_config import BiTConfig
+from vitral.model.config import ViTConfig
+from vitral.model.cost import FLOAT_BYTES, count_cost
 
 REPORT_SECONDS = 5.0
-"""For the plots, the report and the last files."""
+"""For the plots and the report."""
+SAVES, SAVING_SECONDS_PER_GB = 4, 6.0
+"""How often a run from a checkpoint writes all weights at least, with hashes and flushes, and how long that takes: two
+states and two models took 9.7 s for a ViT-B of 0.34 GB."""
 TRAINED_EPOCHS = 2
 """Passes over the training images that a plan makes room for, beside the features and the test. With fewer, larger
 images are worth more than training; with more, smaller images cost more than training gains."""
@@ -43,11 +49,19 @@ class Budget:
     test_image: float = 0.0
     """Estimated seconds per test image."""
     validation_image: float = 0.0
+    last_seconds: float = REPORT_SECONDS
+    """Seconds to keep for writing models, states and the report."""
 
     @property
     def left(self) -> float:
-        """Return the seconds that are left, without those for the report."""
-        return from_first(self.end - time.perf_counter() - REPORT_SECONDS)
+        """Return the seconds that are left for everything else."""
+        return from_first(self.end - time.perf_counter() - self.last_seconds)
+
+
+def last_seconds(network: ViTConfig | BiTConfig) -> float:
+    """Return the seconds that a run takes to write its models, states and report, which images do not change."""
+    gigabytes = FLOAT_BYTES * count_cost(network).parameters / 1e9
+    return REPORT_SECONDS + SAVES * SAVING_SECONDS_PER_GB * gigabytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

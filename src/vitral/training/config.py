@@ -196,8 +196,11 @@ class TrainConfig:
     """cpu, cuda, cuda:1 or mps. auto: the fastest available."""
     precision: Precision | Auto = "auto"
     """Precision of the matrix products; weights stay float32. auto: bfloat16 where the hardware supports it."""
-    compile: bool = False
-    """Compile the network with torch.compile: slower to start, then faster."""
+    engine: Literal["auto", "torch", "compiled", "onnxruntime", "openvino"] = "torch"
+    """Engine that computes the features of the linear probe. auto measures the installed ones. Training uses torch."""
+    compile: bool | Auto = "auto"
+    """Compile the network with torch.compile: slower to start, then faster. auto: if a long run on a CPU is measured to
+    end sooner."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory for a third more time."""
     max_train_images: int | None = None
@@ -225,6 +228,11 @@ class TrainConfig:
             raise ConfigError("epochs must be above 0 (got 0).", hint="Use --tune probe to train no further.")
         if isinstance(self.batch_size, int) and self.batch_size % self.accumulate:
             raise ConfigError(f"batch_size={self.batch_size} is not a multiple of accumulate={self.accumulate}.")
+        if self.engine != "torch" and not self.starts_with_probe:
+            raise ConfigError(
+                f"engine={self.engine!r} computes the features of a linear probe, but this run has none.",
+                hint="Pass --from MODEL, or drop --engine.",
+            )
         if self.keep == "last" and self.patience:
             raise ConfigError(
                 "patience stops at the best epoch, but keep='last' keeps the last step.", hint="Drop one."
@@ -283,6 +291,7 @@ class ResolvedConfig(TrainConfig):
     parallel: Parallel = "ddp"
     workers: int = 0
     precision: Precision = "float32"
+    compile: bool = False
     refit: bool = False
     optim: ResolvedOptim = field(default_factory=ResolvedOptim)
     loss: ResolvedLoss = field(default_factory=ResolvedLoss)

@@ -16,6 +16,7 @@ from vitral.training.comparison import save_calibrated
 from vitral.training.config import SECTIONS, ResolvedConfig, TrainConfig
 from vitral.training.events import Candidate, Chosen, Event, Finished, Started, Warned, as_log_line
 from vitral.training.job import Job
+from vitral.training.kernels import repeat_threads
 from vitral.training.loop import train_loop
 from vitral.training.parallel import find_restarted, mirror_run, only_first
 from vitral.training.prepare import prepare
@@ -74,9 +75,9 @@ def _start(request: Request, folder: Path | None) -> Iterator[Event]:
 def start_state(job: Job) -> TrainState:
     """Return the state before the first step. A linear probe is the best model so far, and is saved with it."""
     state = TrainState(loss_scale=initial_loss_scale(job.config), pace=Pace.start(0, job.steps))
+    job.run.state.mkdir(exist_ok=True)
     if job.probe is not None:
         state.best.update(job.probe.scores, step=0, epoch=-1)
-        job.run.state.mkdir(exist_ok=True)
         job.probe.save(job.run.probe)
         state.unreadable.add(job.probe.unreadable, job.run)
         if not job.steps and len(job.probe.features) > 1:  # the features do not change any more
@@ -103,6 +104,7 @@ def _resume(original: Run, config: ResolvedConfig, network: Network | None) -> I
     with run.claim():
         job = yield from prepare(Request(config=config, network=network), run)
         manifest = run.read_manifest()
+        repeat_threads(manifest)
         if manifest:
             yield from _check_unchanged(job, manifest)
         else:
@@ -151,7 +153,8 @@ def _restore(job: Job, original: Run) -> Generator[Event, None, TrainState | Non
     """Load the newest saved state into the job and return it; None if there is none."""
     loaded = open_state(from_first(original.state))
     if loaded is None:
-        if from_first(job.run.model.is_file()):
+        was_removed = not original.state.is_dir()  # a run that was killed before its first state has an empty folder
+        if from_first(was_removed and job.run.model.is_file()):
             raise ConfigError(
                 f"{job.run.folder} has a model but no saved state; resuming would overwrite the model.",
                 hint="Restore the folder state/, or start another run with another --out.",

@@ -8,18 +8,20 @@ import torch
 
 from vitral.data.dataset import DatasetIndex
 from vitral.data.splits import Splits, sample_items
+from vitral.inference.engines.choosing import SUPPORTED
 from vitral.inference.loaded_model import LoadedModel
+from vitral.inference.torch_backend import with_engine
 from vitral.model.network import Network
 from vitral.model.vit import ViT
 from vitral.preprocess import Preprocess
 from vitral.training.budget import (
     MIN_SIDE,
     MIN_SIDE_STEP,
-    REPORT_SECONDS,
     SPEED_TOLERANCE,
     Budget,
     Workload,
     fit_plan,
+    last_seconds,
 )
 from vitral.training.config import ResolvedConfig, TrainConfig
 from vitral.training.events import Chosen, Warned
@@ -27,6 +29,9 @@ from vitral.training.networks import build_model
 from vitral.training.probe import choose_pools, with_pool
 from vitral.training.timing import time_image
 from vitral.training.tokens import TokenPlan, affordable_views, count_patches, token_bytes
+
+BATCH = 64
+"""Images per batch of the features."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,15 +73,35 @@ def plan_features(
     splits = limit_splits(splits, config)
     config, lack_of_space = limit_views_to_disk(config, network, splits)
     pools = choose_pools(network, config)
+    model = as_loaded(with_pool(network, list(pools)[-1]), preprocess, config, dataset)
+    model, engine = choose_feature_engine(model, config, splits)
     return FeaturePlan(
         config=config,
         splits=splits,
-        model=as_loaded(with_pool(network, list(pools)[-1]), preprocess, config, dataset),
+        model=model,
         pools=pools,
         changes=changes,
-        choices=(*choices, *lack_of_space),
+        choices=(*choices, *lack_of_space, *engine),
         image_seconds=image_seconds,
     )
+
+
+def choose_feature_engine(
+    model: LoadedModel, config: ResolvedConfig, splits: Splits
+) -> tuple[LoadedModel, tuple[Chosen, ...]]:
+    """Return the model with the engine that computes the features of the probe."""
+    if config.engine == "torch":
+        return model, ()
+    if config.tune.views:  # their features come with the tokens of the lower blocks
+        reason = "this run needs the tokens of the lower blocks, which other engines do not return"
+        return model, (Chosen(name="engine", value=model.computed_by, reason=reason),)
+    precision = "auto" if config.engine == "auto" or config.precision == "float16" else config.precision
+    if config.engine != "auto" and precision not in SUPPORTED[config.engine]:
+        precision = "float32"
+    items = (*splits.train, *splits.validation)
+    model, reason = with_engine(model, config.engine, precision, batch=BATCH, items=items)
+    reason = reason or "too few images to measure engines"
+    return model, (Chosen(name="engine", value=model.computed_by, reason=reason.removeprefix("engine: ")),)
 
 
 def replan_features(
@@ -194,7 +219,8 @@ def warn_short_budget(budget: Budget, plan: FeaturePlan) -> Iterator[Warned]:
     if budget.left >= 1:
         return
     config, images = plan.config, len(plan.splits.train)
-    seconds = count_work(plan.model.model, config, plan.splits).seconds(plan.image_seconds, epochs=0) + REPORT_SECONDS
+    work = count_work(plan.model.model, config, plan.splits)
+    seconds = work.seconds(plan.image_seconds, epochs=0) + budget.last_seconds
     smallest = f"the smallest plan, a linear probe on {images:,} images and its report"
     yield Warned(message=f"--minutes {config.minutes:g} is too short: {smallest}, takes about {seconds:.0f} s more.")
 
@@ -241,7 +267,7 @@ def estimate_time(model: LoadedModel, config: ResolvedConfig, splits: Splits) ->
     """Return the estimated time of a run without a time budget."""
     seconds, work = time_image(model, splits.train), count_work(model.model, config, splits)
     epochs = float(config.epochs)
-    minutes = work.seconds(seconds, epochs=epochs) / 60 + REPORT_SECONDS / 60
+    minutes = (work.seconds(seconds, epochs=epochs) + last_seconds(model.model.config)) / 60
     views = (1 + work.extra_views) * work.train
     reason = f"{views:,} training views, {work.test:,} test images, {epochs:.3g} epochs"
     return Chosen(name="estimated time", value=f"{minutes:.1f} minutes", reason=reason)

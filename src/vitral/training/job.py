@@ -27,7 +27,8 @@ from vitral.training.sharded_models import load_shards, read_shards, save_plain_
 from vitral.training.sharding import copy_values
 from vitral.training.state import Stage, TrainState, save_state
 from vitral.training.step import Learner
-from vitral.training.tokens import Loader, TokenLoader, TokenSet
+from vitral.training.token_loader import Loader, TokenLoader
+from vitral.training.tokens import TokenSet
 from vitral.training.tuning import merge_lora, save_adapter
 from vitral.weights.checkpoint import Checkpoint
 from vitral.weights.dialects.plan import Content

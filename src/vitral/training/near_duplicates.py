@@ -15,8 +15,7 @@ from vitral.evaluation.near_duplicates import (
     group_keys,
     group_pairs,
 )
-from vitral.evaluation.suspects import NearDuplicateRow
-from vitral.inference.loaded_model import LoadedModel, load_model
+from vitral.evaluation.suspects import NearDuplicateRow, load_for_features
 from vitral.training.budget import Budget
 from vitral.training.config import TrainConfig
 from vitral.training.events import Chosen, Event, Warned
@@ -24,7 +23,7 @@ from vitral.training.probe import measuring
 from vitral.training.timing import time_image
 
 SIDE = 112
-"""Images are compared at about this side in pixels, where features are cheap."""
+"""Images are compared at no more than this side in pixels, where features are cheap."""
 MAX_IMAGES = 10_000
 """Larger datasets are searched only if near_duplicates=group."""
 MAX_GROUPED = 0.3
@@ -75,7 +74,7 @@ def search_near_duplicates(
         return NearDuplicates()
     assert config.from_weights is not None
     try:
-        model = load_small(config.from_weights, config.device)
+        model = load_for_features(config.from_weights, device=config.device, max_image_size=SIDE)
         seconds = time_image(model, items)
         if config.near_duplicates == "auto" and budget and len(items) * seconds > MAX_SHARE * budget.left:
             yield Chosen(name="near_duplicates", value="ignore", reason="the search would take too much of the time")
@@ -105,13 +104,3 @@ def search_near_duplicates(
         is_searched=True,
         comparison=comparison,
     )
-
-
-def load_small(source: str, device: str) -> LoadedModel:
-    """Load a checkpoint for small images."""
-    model = load_model(source, device=device, verify=True)
-    step = model.model.config.step_hw
-    size = tuple(max(1, SIDE // side) * side for side in step)
-    if all(side <= limit for side, limit in zip(model.model.config.image_hw, size, strict=True)):
-        return model
-    return load_model(source, device=device, image_size=(size[0], size[1]), verify=False)

@@ -18,7 +18,7 @@ import torch
 from vitral.collectives import current_world, from_first, gather, is_shared, join_world
 from vitral.data.batches import Batch, Share
 from vitral.data.dataset import DatasetIndex
-from vitral.errors import DataError, VitralError
+from vitral.errors import ConfigError, DataError, VitralError
 from vitral.runs import Run
 
 MIRRORED = ("*.toml", "*.json", "*.csv", "*.txt", "*.safetensors", "state/*.safetensors")
@@ -80,9 +80,19 @@ def find_restarted(out: Path | None) -> Run | None:
         return None
     folders = sorted(Path("runs").glob("*")) if out is None else [out]
     runs = (Run(folder) for folder in folders if Run.is_run(folder))
-    launched = [run.folder for run in runs if run.read_manifest().get("launch") == world.launch]
+    unknown = "" if out is None else world.launch
+    launched = [run.folder for run in runs if _read_launch(run, unknown) == world.launch]
     folder = from_first(launched[-1] if launched else None)
     return None if folder is None else Run(folder)
+
+
+def _read_launch(run: Run, unknown: str) -> str:
+    """Return the launch that started a run, or `unknown` if it was killed before it wrote its manifest."""
+    try:
+        manifest = run.read_manifest()
+    except ConfigError:  # of another run, which is damaged
+        return ""
+    return manifest.get("launch", "") if manifest else unknown
 
 
 def temporary_folder() -> Path:

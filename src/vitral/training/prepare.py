@@ -15,6 +15,7 @@ from vitral.data.batches import BatchLoader, ImageDataset
 from vitral.data.dataset import DatasetIndex, check_classes, sample_headers
 from vitral.data.dropping import drop_images
 from vitral.data.grouping import group_images
+from vitral.data.prefetch import loading_threads
 from vitral.data.sources import open_dataset
 from vitral.data.splits import Splits, choose_splits, sample_items
 from vitral.devices import World, choose_device
@@ -24,11 +25,12 @@ from vitral.model.config import ViTConfig
 from vitral.model.network import Network
 from vitral.runs import Run, quote
 from vitral.training.auto import HEADERS_SAMPLED, MAX_SMALL_SIDE, Facts, resolve
-from vitral.training.budget import MIN_STEPS, Budget
+from vitral.training.budget import MIN_STEPS, Budget, last_seconds
 from vitral.training.config import CUSTOM_MODEL, ResolvedConfig, TrainConfig
 from vitral.training.events import Chosen, Event, Warned
 from vitral.training.feature_plan import count_work, limit_splits
 from vitral.training.job import Job
+from vitral.training.kernels import choose_kernels
 from vitral.training.near_duplicates import NearDuplicates, search_near_duplicates
 from vitral.training.networks import build_model, hash_base, name_model
 from vitral.training.parallel import check_same_dataset, only_first, temporary_folder
@@ -37,7 +39,8 @@ from vitral.training.state import has_state
 from vitral.training.step import Learner, initial_loss_scale
 from vitral.training.tasks.classification import Classification
 from vitral.training.tasks.masked_patches import MaskedPatchPrediction
-from vitral.training.tokens import Loader, TokenLoader, TokenSet, count_patches
+from vitral.training.token_loader import Loader, TokenLoader
+from vitral.training.tokens import TokenSet, count_patches
 from vitral.training.warm_start import WarmStart, restore_warm_start, start_from_checkpoint
 from vitral.weights.checkpoint import default_preprocess
 from vitral.weights.dialects.plan import ModelSpec
@@ -50,7 +53,7 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     """Yield choices and warnings, and return the Job. A Run is resumed; a path or None creates a new one."""
     world = join_world()
     start = time.perf_counter()
-    check_checkpoint(request.config)
+    pretrained = peek_checkpoint(request.config)
     is_labeled = request.config.objective == "classify"
     dataset = request.dataset or open_dataset(request.config.data, labeled=is_labeled)
     dataset = group_images(drop_images(dataset, request.config.drop), request.config.group_by)
@@ -62,6 +65,8 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     budget = None
     if request.config.minutes is not None and not is_resumed:  # a resumed run repeats what was planned
         budget = Budget(end=start + 60 * request.config.minutes)
+        if pretrained is not None:
+            budget = replace(budget, last_seconds=last_seconds(pretrained.config))
     if isinstance(run, Run) and is_resumed:
         duplicates = NearDuplicates(groups=run.read_manifest().get("groups", {}))
     else:
@@ -101,19 +106,23 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     if job.config.epochs == "auto":
         job, planned = plan_epochs(job)
         yield planned
+    if not isinstance(request.config, ResolvedConfig):
+        before = len(job.choices)
+        job = choose_kernels(job, may_compile=request.config.compile == "auto")
+        yield from job.choices[before:]
     job = replace(job, groups=duplicates.groups, findings=list_findings(warm, duplicates))
     if 0 < job.steps <= job.warmup_steps:
         yield Warned(message=f"The warmup takes {job.warmup_steps:,} of {job.steps:,} steps. Set optim.warmup_steps.")
     return job
 
 
-def check_checkpoint(config: TrainConfig) -> None:
-    """Raise an error for a checkpoint that cannot be found or read, before anything slow."""
+def peek_checkpoint(config: TrainConfig) -> ModelSpec | None:
+    """Return what the checkpoint holds, if there is one. Raise an error if it cannot be read, before anything slow."""
     if config.from_weights is None:
-        return
+        return None
     if Run.is_run(Path(config.from_weights)):
         Run(config.from_weights).trained_model()  # raises if there is none yet
-    peek(config.from_weights)
+    return peek(config.from_weights)
 
 
 def advise_checkpoint(config: ResolvedConfig, *, is_resumed: bool) -> Warned | None:
@@ -260,8 +269,14 @@ def build_loaders(
     images = partial(ImageDataset, preprocess=preprocess, seed=config.seed, patch=network.step_hw)
     world = current_world()
     share = {"rank": world.rank, "world": world.size}
+    is_overlapped = config.device == "cpu" and not config.workers
     loader = partial(
-        BatchLoader, classes=len(dataset.classes), multi_label=dataset.multi_label, workers=config.workers, **share
+        BatchLoader,
+        classes=len(dataset.classes),
+        multi_label=dataset.multi_label,
+        workers=config.workers,
+        threads=max(1, loading_threads() // world.local_size) if is_overlapped else 0,
+        **share,
     )
     size = config.batch_size
     # Masked patches divide a batch themselves, since the hidden patches belong to the whole batch.

@@ -230,16 +230,8 @@ def _label_errors(
     if labels.ndim == 2:
         return ()
     folds = torch.cat([folds, torch.full((len(features.validation_labels),), -1)])
-    return tuple(
-        LabelErrorRow(
-            file=features.items[error.index].key,
-            label=names[error.label],
-            suggested=names[error.suggested],
-            probability=error.probability,
-            score=error.score,
-        )
-        for error in find_label_errors(logits, labels, folds=folds)
-    )
+    files = [item.key for item in features.items]
+    return tuple(error.as_row(files, names) for error in find_label_errors(logits, labels, folds=folds))
 
 
 def _fit_to_all(probes: Sequence[LinearProbe], features: ProbeFeatures, config: ResolvedConfig, columns: slice) -> Head:

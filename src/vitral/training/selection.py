@@ -78,7 +78,8 @@ def choose_model(outputs: "Sequence[ModelOutputs]") -> tuple[int, str]:
         return 0, "no other model is better on the validation images"
     difference = compare(outputs[0].correct, outputs[best].correct)
     gained, lost, images = difference.only_second, difference.only_first, len(outputs[0].labels)
-    return best, f"it gains {gained} of {images:,} validation images on the linear probe and loses {lost}"
+    reason = f"it gains {gained} of {images:,} validation images on the linear probe and loses {lost}"
+    return best, reason if gained > lost else f"its loss is lower; {reason}"
 
 
 def calibrated_losses(outputs: "ModelOutputs") -> Tensor:

@@ -16,6 +16,7 @@ from vitral.data.batches import Batch
 from vitral.devices import keep_freed_memory, release_freed_memory
 from vitral.errors import VitralError
 from vitral.model.network import Network
+from vitral.model.noise import mix, noise_of
 from vitral.training.config import ResolvedConfig
 from vitral.training.gradients import add_up_gradients, clip_gradients
 from vitral.training.optimizer import Optimizer
@@ -26,7 +27,7 @@ from vitral.training.tuning import choose_parameters
 
 if TYPE_CHECKING:
     from vitral.training.tasks import Task
-    from vitral.training.tokens import Loader
+    from vitral.training.token_loader import Loader
 
 INITIAL_LOSS_SCALE, MAX_LOSS_SCALE = 2.0**14, 2.0**16
 SCALE_GROWTH_STEPS = 1000
@@ -107,14 +108,22 @@ class Learner:
         total = 0.0
         for index, part, weight in self._divide(batch):
             torch.manual_seed(  # pyright: ignore[reportUnknownMemberType]
-                self.config.seed * 1_000_003 + step + (index << 40)  # dropout and stochastic depth
+                self.config.seed * 1_000_003 + step + (index << 40)  # dropout of attention weights and packed lists
             )
-            with self.autocast():
-                outputs = self.task.forward(prepared, part)
-            loss = self.task.loss(outputs, prepared, part) * weight
-            (loss * loss_scale).backward()  # pyright: ignore[reportUnknownMemberType]
+            with noise_of(self._image_keys(batch, part, step)):
+                with self.autocast():
+                    outputs = self.task.forward(prepared, part)
+                loss = self.task.loss(outputs, prepared, part) * weight
+                (loss * loss_scale).backward()  # pyright: ignore[reportUnknownMemberType]
             total += loss.item()
         return total
+
+    def _image_keys(self, batch: Batch, part: slice, step: int) -> list[int]:
+        """Return the keys of the noise of some images. A compiled network would be compiled again for others."""
+        if self.config.compile:
+            return []
+        items: list[int] = batch.items[part].tolist()
+        return [mix(self.config.seed, step, item) for item in items]
 
     def _divide(self, batch: Batch) -> Iterator[tuple[int, slice, int]]:
         """Yield the number of each micro-batch of this process, its images, and the weight of its loss.

@@ -10,11 +10,12 @@ from vitral.data.batches import ImageDataset
 from vitral.data.dataset import Item
 from vitral.inference.loaded_model import LoadedModel
 
-TIMED_IMAGES, TRIES = 4, 5
+TIMED_IMAGES, MIN_TRIES, MAX_TRIES, MAX_SECONDS = 4, 2, 5, 2.0
+"""Images of a batch, and batches: fewer if they take so many seconds, because large networks are slow to time."""
 
 
 def time_image(model: LoadedModel, items: Sequence[Item]) -> float:
-    """Return the seconds per image of reading it and of a forward pass in a batch, the fastest of five tries."""
+    """Return the seconds per image of reading it and of a forward pass in a batch, the fastest of a few."""
     images = ImageDataset(items, model.preprocess, patch=model.model.config.step_hw)
     numbers = range(min(TIMED_IMAGES, len(items)))
     loaded: list[torch.Tensor] = []
@@ -30,7 +31,7 @@ def time_image(model: LoadedModel, items: Sequence[Item]) -> float:
     if batch is None:  # unreadable, or of several sizes
         batch = torch.zeros(TIMED_IMAGES, model.preprocess.channels, *size, dtype=torch.uint8)
     times: list[float] = []
-    for _ in range(TRIES):
+    while len(times) < MIN_TRIES or (len(times) < MAX_TRIES and sum(times) * len(batch) < MAX_SECONDS):
         start = time.perf_counter()
         model.features(batch)
         times.append((time.perf_counter() - start) / len(batch))

@@ -4,15 +4,18 @@ The plain view of an image is complete, because the linear probe and the validat
 training, which leaves out patches anyway: they run the lower blocks alone, on some of the patches.
 
 The tokens are kept as bfloat16 in a memory-mapped file. It lies in the cache folder under a key of everything it
-depends on, with its SHA-256 beside it: a resumed run uses it if it is intact and computes it again otherwise.
+depends on, with its SHA-256 beside it: a resumed run uses it if it is intact and computes it again otherwise. While it
+is written, each chunk has an entry of its own in the cache, from which a killed pass continues.
 """
 
+import hashlib
 import json
 import shutil
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from io import BytesIO
 from math import ceil, prod
 from pathlib import Path
 
@@ -20,11 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitral.cache import cache_folder, cache_limit
+from vitral.cache import cache_folder, cache_limit, keep_entry, read_entry
 from vitral.collectives import current_world
-from vitral.data.augment import Augment, random_generator
-from vitral.data.batches import Batch, BatchLoader, ImageDataset, epoch_order, label_tensor, share_batches
+from vitral.data.augment import Augment
+from vitral.data.batches import Batch, BatchLoader, ImageDataset, label_tensor
 from vitral.data.dataset import Item
+from vitral.data.randomness import random_generator
 from vitral.data.scan import Progress
 from vitral.errors import DataError
 from vitral.evaluation.feature_cache import add_items
@@ -38,6 +42,8 @@ from vitral.model.vit import ViT
 PLAIN, MIRRORED = 0, 1
 """The first two views of an image; all others are augmented."""
 BATCH = 32
+CHUNK = 32 * BATCH
+"""A killed pass loses at most so many images."""
 MAX_DISK_FRACTION = 0.5
 """Largest fraction of the free disk space that the tokens of a run may take."""
 MIN_PATCHES = 48
@@ -79,6 +85,8 @@ class TokenSet:
     """(images,): the index in ``items`` of each row."""
     unreadable: tuple[tuple[str, str], ...]
     path: Path
+    computed: float = 0.0
+    """Fraction of all views that was computed, and not left by a killed pass."""
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -92,6 +100,10 @@ class TokenSet:
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
             _facts_path(self.path).unlink(missing_ok=True)
+            images = [len(self.items), *[self.views.shape[1]] * len(self.views)]
+            for view, count in enumerate(images):
+                for start in range(0, count, CHUNK):
+                    self.path.with_name(_chunk_name(self.path, view, start)).unlink(missing_ok=True)
 
 
 def count_patches(config: ViTConfig, dropped: float) -> tuple[int, int]:
@@ -141,50 +153,144 @@ def compute_tokens(
 
 @contextmanager
 def _removed_unless_complete(path: Path) -> Generator[None]:
-    """Remove a file that is not written to its end. Some systems forbid that; there the cache removes it later."""
+    """Remove a file that is not written to its end, unless somebody interrupted it and may continue.
+
+    Some systems forbid that; there the cache removes it later.
+    """
     try:
         yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
     except BaseException:
         with suppress(OSError):
             path.unlink(missing_ok=True)
         raise
 
 
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class _Chunk:
+    """Some images in one view: what the file of tokens does not hold."""
+
+    indices: Tensor
+    """(rows,): those of the readable images."""
+    features: Tensor
+    """(rows, D) inputs of the head; none in other views than the plain one."""
+    bad: Sequence[tuple[int, str]]
+    digest: str
+    """SHA-256 of the tokens."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class _View:
+    """A view of the images that is written chunk by chunk."""
+
+    model: LoadedModel
+    plan: TokenPlan
+    number: int
+    loader: BatchLoader
+    tokens: Tensor
+    """(rows, N, D): its part of the file."""
+    row_of: dict[int, int]
+    """The row of each readable image that the plain view has so far."""
+
+    def rows(self, indices: Tensor) -> list[int]:
+        """Return the rows of the images of a chunk: in the plain view those after all others."""
+        if self.number == PLAIN:
+            return list(range(len(self.row_of), len(self.row_of) + len(indices)))
+        return [self.row_of[int(index)] for index in indices]
+
+    def compute(self, start: int) -> Generator[int, None, _Chunk]:
+        """Yield the number of images done and return the chunk, whose tokens are in the file then."""
+        indices, features = torch.empty(0, dtype=torch.long), torch.empty(0)
+        bad: list[tuple[int, str]] = []
+        for batch in self.loader.epoch(self.number, start=start // BATCH, stop=(start + CHUNK) // BATCH):
+            bad += batch.bad
+            if changed := [(index, reason) for index, reason in batch.bad if index in self.row_of]:
+                index, reason = changed[0]
+                raise DataError(f"{self.loader.images.items[index].key} was readable a moment ago: {reason}.")
+            if len(batch.items):
+                assert isinstance(batch.images, Tensor)
+                indices = torch.cat([indices, batch.items])
+                rows = self.rows(indices)[-len(batch.items) :]
+                if self.number == PLAIN:
+                    self.tokens[rows], pooled = self.model.tokens(batch.images, -self.plan.trained - 1)
+                    features = torch.cat([features, pooled])
+                else:
+                    self.tokens[rows] = _view_tokens(self.model, batch, self.plan, self.number)
+            yield len(indices) + len(bad)
+        return _Chunk(indices=indices, features=features, bad=bad, digest=self.digest(indices))
+
+    def digest(self, indices: Tensor) -> str:
+        return hashlib.sha256(self.tokens[self.rows(indices)].view(torch.uint8).numpy().data).hexdigest()
+
+    def read(self, name: str) -> _Chunk | None:
+        """Return a chunk that a killed pass has left, if its tokens are intact in the file."""
+        try:
+            with np.load(BytesIO(read_entry("tokens", name) or b""), allow_pickle=False) as arrays:
+                chunk = _Chunk(
+                    indices=torch.tensor(arrays["indices"]),
+                    features=torch.tensor(arrays["features"]),
+                    bad=[(int(index), str(reason)) for index, reason in arrays["bad"].reshape(-1, 2)],
+                    digest=str(arrays["digest"]),
+                )
+            return chunk if self.digest(chunk.indices) == chunk.digest else None
+        except Exception:  # none, damaged, or of other images
+            return None
+
+
 def _write_tokens(
     model: LoadedModel, items: Sequence[Item], plan: TokenPlan, path: Path
 ) -> Generator[Progress, None, tuple[TokenSet, Tensor]]:
     assert isinstance(model.model, ViT)
-    plain, views = _create(path, _shapes(model.model, plan, len(items)))
-    total, done = len(items) + (plan.views - 1) * plan.viewed, 0
+    plain, views = _open(path, _shapes(model.model, plan, len(items)))
+    total, done, computed = len(items) + (plan.views - 1) * plan.viewed, 0, 0
+    row_of: dict[int, int] = {}
     features: list[Tensor] = []
-    labels: list[Tensor] = []
-    indices: list[Tensor] = []
     bad: list[tuple[int, str]] = []
-    for batch in _view_loader(model, items, plan, PLAIN).epoch():
-        bad += batch.bad
-        if len(batch.items):
-            assert isinstance(batch.images, Tensor)
-            row = sum(map(len, indices))
-            plain[row : row + len(batch.items)], pooled = model.tokens(batch.images, -plan.trained - 1)
-            features.append(pooled)
-            labels.append(batch.labels)
-            indices.append(batch.items)
-        done += len(batch.items) + len(batch.bad)
-        yield Progress(done=done, total=total)
-    if not features:
+    for number in range(plan.views):
+        images, tokens = (items, plain) if number == PLAIN else (items[: plan.viewed], views[number - 1])
+        loader = _view_loader(model, images, plan, number)
+        view = _View(model=model, plan=plan, number=number, loader=loader, tokens=tokens, row_of=row_of)
+        for start in range(0, len(images), CHUNK):
+            name = _chunk_name(path, number, start)
+            if (chunk := view.read(name)) is None:
+                computing = view.compute(start)
+                while True:
+                    try:
+                        yield Progress(done=done + next(computing), total=total)
+                    except StopIteration as end:
+                        chunk = end.value
+                        break
+                keep_entry("tokens", name, _to_npz(chunk))
+                computed += min(CHUNK, len(images) - start)
+            done += min(CHUNK, len(images) - start)
+            if number == PLAIN:
+                row_of |= {int(index): row for index, row in zip(chunk.indices, view.rows(chunk.indices), strict=True)}
+                features.append(chunk.features)
+                bad += chunk.bad
+    if not row_of:
         raise DataError(f"None of the {len(items)} images is readable{f': {bad[0][1]}' if bad else ''}.")
-    row_of = {int(index): row for row, index in enumerate(torch.cat(indices))}
-    for view in range(1, plan.views):
-        for batch in _view_loader(model, items[: plan.viewed], plan, view).epoch(view):
-            if changed := [(items[index].key, reason) for index, reason in batch.bad if index in row_of]:
-                raise DataError(f"{changed[0][0]} was readable a moment ago: {changed[0][1]}.")
-            if len(batch.items):
-                views[view - 1, [row_of[int(index)] for index in batch.items]] = _view_tokens(model, batch, plan, view)
-            done += len(batch.items) + len(batch.bad)
-            yield Progress(done=done, total=total)
     write_json(_facts_path(path), {"images": len(items), "unreadable": bad, "sha256": _flush(path)})
-    tokens = _token_set(items, path, (plain, views), torch.cat(indices), torch.cat(labels), dict(bad))
-    return tokens, model.check_finite(torch.cat(features))
+    indices = torch.tensor(list(row_of), dtype=torch.long)
+    labels = label_tensor([items[index] for index in row_of], len(model.labels), model.multi_label)
+    token_set = _token_set(items, path, (plain, views), indices, labels, dict(bad))
+    return replace(token_set, computed=computed / total), model.check_finite(torch.cat(features))
+
+
+def _chunk_name(path: Path, view: int, start: int) -> str:
+    return hashlib.sha256(f"{path.name} {view} {start}".encode()).hexdigest() + ".npz"
+
+
+def _to_npz(chunk: _Chunk) -> bytes:
+    stream = BytesIO()
+    np.savez(
+        stream,
+        indices=chunk.indices.numpy(),
+        features=chunk.features.numpy(),
+        bad=np.array([(str(index), reason) for index, reason in chunk.bad], dtype=np.str_).reshape(-1, 2),
+        digest=np.array(chunk.digest),
+    )
+    return stream.getvalue()
 
 
 def _view_tokens(model: LoadedModel, batch: Batch, plan: TokenPlan, view: int) -> Tensor:
@@ -199,6 +305,12 @@ def _view_tokens(model: LoadedModel, batch: Batch, plan: TokenPlan, view: int) -
         kept = torch.stack([choose(random_generator(plan.seed, view, int(index))) for index in batch.items])
     images = batch.images.flip(-1) if view == MIRRORED else batch.images
     return model.lower_tokens(images, len(model.model.blocks) - plan.trained, kept)
+
+
+def choose_tokens(random: np.random.Generator, *, patches: int, kept: int, extras: int) -> Tensor:
+    """Return the sorted indices of some patches of an image, and of the tokens before the patches."""
+    chosen = extras + np.sort(random.permutation(patches)[:kept])
+    return torch.from_numpy(np.concatenate([np.arange(extras), chosen]))  # pyright: ignore[reportUnknownMemberType]
 
 
 def restore_tokens(model: LoadedModel, items: Sequence[Item], plan: TokenPlan) -> Generator[Progress, None, TokenSet]:
@@ -277,12 +389,14 @@ def _key(model: LoadedModel, items: Sequence[Item], plan: TokenPlan) -> str:
     return f"{digest.hexdigest()}-{rank}" if rank else digest.hexdigest()
 
 
-def _create(path: Path, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Tensor, Tensor]:
-    """Return new memory-mapped tensors of bfloat16, one after the other in a file."""
+def _open(path: Path, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+    """Return memory-mapped tensors of bfloat16, one after the other in a file: that of a killed pass, or a new one."""
     _facts_path(path).unlink(missing_ok=True)  # the hash of an older file
-    path.unlink(missing_ok=True)
-    with path.open("wb") as stream:
-        stream.truncate(2 * sum(map(prod, shapes)))
+    size = 2 * sum(map(prod, shapes))
+    if not path.is_file() or path.stat().st_size != size:
+        path.unlink(missing_ok=True)
+        with path.open("wb") as stream:
+            stream.truncate(size)
     return _map(path, shapes)
 
 
@@ -295,62 +409,3 @@ def _map(path: Path, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[T
 def _flush(path: Path) -> str:
     flush_to_disk(path)
     return sha256_of(path)
-
-
-# ---- batches ----
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class TokenLoader:
-    """Batches of tokens in a repeatable order, as `BatchLoader` has them of images.
-
-    The view of an image and the patches that are left out depend on (seed, epoch, row).
-    """
-
-    images: TokenSet
-    batch_size: int
-    rows: Tensor
-    """The rows of ``images`` to use."""
-    shuffle: bool = False
-    seed: int = 0
-    extras: int = 0
-    """Tokens before the patches, which are never left out."""
-    patches: int = 0
-    """Number of patches to draw from each image of a shuffled epoch."""
-    rank: int = 0
-    world: int = 1
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """Return the number of batches. A shuffled epoch drops the last, smaller batch unless it is the only one."""
-        whole, rest = divmod(len(self.rows), self.batch_size)
-        return max(1, whole) if self.shuffle else whole + (rest > 0)
-
-    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch, from batch `start` on."""
-        order = torch.tensor(epoch_order(len(self.rows), self.seed, epoch, shuffle=self.shuffle))
-        numbers = range(start, self.batches_per_epoch)
-        batches = [self.rows[order[number * self.batch_size : (number + 1) * self.batch_size]] for number in numbers]
-        for rows in share_batches(batches, self.rank, self.world, split=self.shuffle):
-            tokens = [self._tokens(int(row), epoch) for row in rows]
-            images = torch.stack(tokens).float() if tokens else tokens
-            yield Batch(images=images, labels=self.images.labels[rows], items=self.images.indices[rows])
-
-    def _tokens(self, row: int, epoch: int) -> Tensor:
-        if not self.shuffle:
-            return self.images.tokens[row]
-        random, views = random_generator(self.seed, epoch, row), self.images.views
-        view = int(random.integers(len(views) + 1))
-        tokens = views[view - 1, row] if view else self.images.tokens[row]
-        if (patches := len(tokens) - self.extras) <= self.patches:
-            return tokens
-        return tokens[choose_tokens(random, patches=patches, kept=self.patches, extras=self.extras)]
-
-
-def choose_tokens(random: np.random.Generator, *, patches: int, kept: int, extras: int) -> Tensor:
-    """Return the sorted indices of some patches of an image, and of the tokens before the patches."""
-    chosen = extras + np.sort(random.permutation(patches)[:kept])
-    return torch.from_numpy(np.concatenate([np.arange(extras), chosen]))  # pyright: ignore[reportUnknownMemberType]
-
-
-Loader = BatchLoader | TokenLoader

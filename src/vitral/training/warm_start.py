@@ -194,7 +194,7 @@ def _compute_with_tokens(
         validation_labels=tokens.labels[trained:],
         items=[tokens.items[int(index)] for index in tokens.indices],
         seconds=time.perf_counter() - start,
-        passes=passes,
+        passes=passes * tokens.computed,
         unreadable=tokens.unreadable,
     )
     return tokens, features

@@ -11,6 +11,7 @@ import torch
 import vitral
 from tests.conftest import small_model
 from vitral.cache import read_entry
+from vitral.devices import choose_precision
 from vitral.errors import ConfigError, VitralError
 from vitral.inference.engines import Gate, choosing, compare_outputs, to_probabilities
 from vitral.inference.engines.choosing import Measurement, Subject, build_engine, choose_engine, example_images
@@ -44,6 +45,11 @@ def test_engines_compute_what_the_network_computes(subject: Subject, name: str) 
         np.testing.assert_allclose(engine.features(images), expected.numpy(), atol=2e-5)
         np.testing.assert_allclose(engine.logits(images), logits.numpy(), atol=2e-5)
     assert (engine.name, engine.precision, engine.size) == (name, "float32", (16, 16))
+
+
+def test_openvino_emulates_no_bfloat16(subject: Subject) -> None:
+    engine = build_engine(subject, "openvino", "bfloat16", batch=4)
+    assert engine.precision == choose_precision("cpu").value
 
 
 @pytest.mark.soak
@@ -192,7 +198,7 @@ def test_impossible_requests_name_the_fix(checkpoint: Checkpoint, options: dict[
 
 
 def test_a_requested_engine_that_disagrees_is_refused(checkpoint: Checkpoint) -> None:
-    with pytest.raises(VitralError, match="openvino bfloat16 disagrees with torch"):
+    with pytest.raises(VitralError, match="openvino (bfloat16|float32) disagrees with torch"):
         vitral.Predictor(checkpoint, engine="openvino", precision="bfloat16", gate=Gate(max_difference=1e-9))
 
 

@@ -136,8 +136,8 @@ def open_engine(subject: Subject, name: str, precision: str, *, batch: int, gate
     agreement = measure_agreement(engine, subject, example_images(subject.preprocess))
     if not agreement.passes(gate):
         hint = "Use engine='torch', or loosen the gate."
-        raise VitralError(f"{name} {precision} disagrees with torch: {agreement}; expected {gate}.", hint=hint)
-    return Chosen(engine=engine, reason=f"engine: {name} {precision} ({agreement})")
+        raise VitralError(f"{name} {engine.precision} disagrees with torch: {agreement}; expected {gate}.", hint=hint)
+    return Chosen(engine=engine, reason=f"engine: {name} {engine.precision} ({agreement})")
 
 
 def find_obstacle(subject: Subject) -> str | None:

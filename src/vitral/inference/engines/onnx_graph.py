@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,10 +45,17 @@ def _unfused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def write(
-    program: torch.export.ExportedProgram, path: Path, output: str, metadata: str, *, precision: str = "float32"
+    program: torch.export.ExportedProgram,
+    path: Path,
+    output: str,
+    metadata: str,
+    *,
+    precision: str = "float32",
+    change: "Callable[[onnx_ir.Graph], None]" = lambda graph: None,
 ) -> None:
-    """Write an ONNX file; weights above `MAX_BYTES` go to a file beside it."""
+    """Write an ONNX file after a last change of its graph; weights above `MAX_BYTES` go to a file beside it."""
     exported = translate(program, [output])
+    change(exported.model.graph)
     if precision != "float32":
         _round_weights(exported.model.graph, precision)
     exported.model.metadata_props[KEY] = metadata

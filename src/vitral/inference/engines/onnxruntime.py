@@ -44,8 +44,8 @@ class OnnxRuntimeEngine:
         return self.session.get_modelmeta().custom_metadata_map
 
 
-def open_onnx(model: Path | bytes, *, precision: str = "float32") -> OnnxRuntimeEngine:
-    """Open a model with fixed height and width, on all cores that this process may use."""
+def open_session(model: Path | bytes) -> Any:  # noqa: ANN401 (an onnxruntime.InferenceSession)
+    """Open a model on all cores that this process may use."""
     try:
         onnxruntime: Any = import_module("onnxruntime")
     except ImportError:
@@ -54,7 +54,12 @@ def open_onnx(model: Path | bytes, *, precision: str = "float32") -> OnnxRuntime
     options.log_severity_level = 3
     options.intra_op_num_threads = available_cores()
     source = str(model) if isinstance(model, Path) else model
-    session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def open_onnx(model: Path | bytes, *, precision: str = "float32") -> OnnxRuntimeEngine:
+    """Open a model with fixed height and width."""
+    session = open_session(model)
     height, width = session.get_inputs()[0].shape[2:]
     outputs = tuple(output.name for output in session.get_outputs())
     return OnnxRuntimeEngine(session=session, outputs=outputs, size=(height, width), precision=precision)

@@ -56,8 +56,13 @@ def import_openvino() -> Any:  # noqa: ANN401 (a module without types)
 
 
 def compile_model(model: Any, *, precision: str = "float32") -> OpenVinoEngine:  # noqa: ANN401
-    """Compile an openvino.Model with fixed height and width, or the file of one, for this CPU."""
+    """Compile an openvino.Model with fixed height and width, or the file of one, for this CPU.
+
+    A CPU without instructions for bfloat16 computes float32, because emulating them takes a hundred times as long.
+    """
     core: Any = import_openvino().Core()
+    if precision == "bfloat16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        precision = "float32"
     if isinstance(model, Path):
         model = core.read_model(str(model))
     options = {

@@ -14,10 +14,7 @@ from vitral.training.events import Event
 
 if TYPE_CHECKING:
     from vitral.runs import Run
-    from vitral.training.tokens import Loader
-
-BATCH_SAMPLE = 2**40 - 2
-"""The sample index whose random numbers mix or corrupt a whole batch."""
+    from vitral.training.token_loader import Loader
 
 
 class Corruption(NamedTuple):
@@ -66,6 +63,10 @@ class Task(Protocol):
 
     def prepare(self, batch: Batch, step: int) -> PreparedBatch:
         """Move a batch to the device, with its targets; random numbers depend on the step."""
+        ...
+
+    def compile_network(self, is_compiled: bool) -> None:
+        """Train with the compiled network, or with the eager one."""
         ...
 
     def forward(self, batch: PreparedBatch, part: slice) -> Tensor:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vitral.data.augment import random_generator
 from vitral.data.batches import Batch
 from vitral.data.contact_sheet import thumbnail
 from vitral.data.dataset import DatasetIndex, Item, class_counts
 from vitral.data.decode import BadImageError
+from vitral.data.randomness import BATCH_SAMPLE, random_generator
 from vitral.data.splits import Splits
 from vitral.evaluation.metrics import score
 from vitral.evaluation.results import summarize
@@ -31,11 +31,11 @@ from vitral.training.events import Event
 from vitral.training.mixing import balanced_weights, mix_batch, previous_images, soft_loss, soft_targets
 from vitral.training.probe import measuring
 from vitral.training.sharding import keeps_float32, root_of, run_with
-from vitral.training.tasks import BATCH_SAMPLE, Measurement, PreparedBatch
+from vitral.training.tasks import Measurement, PreparedBatch
 from vitral.training.tasks.relevance_images import draw_relevance, typical_images
 
 if TYPE_CHECKING:
-    from vitral.training.tokens import Loader
+    from vitral.training.token_loader import Loader
 
 
 class Classification:
@@ -49,13 +49,18 @@ class Classification:
         self.extra = nn.Module()
         self.device = torch.device(config.device)
         self.first_block = len(model.blocks) - config.tune.blocks if config.tune.views else 0
-        forward = partial(self._forward_tokens, model) if config.tune.views else model
-        self.network: Callable[..., Tensor] = torch.compile(forward) if config.compile else forward  # pyright: ignore[reportUnknownMemberType]
+        self.eager = partial(self._forward_tokens, model) if config.tune.views else model
+        self.compile_network(config.compile)
         self.model = model
         self.class_weights: Tensor | None = None
         if config.loss.class_weights == "balanced":
             counts = class_counts(splits.train, len(dataset.classes))
             self.class_weights = balanced_weights(counts).to(self.device)
+
+    def compile_network(self, is_compiled: bool) -> None:
+        """Train with the compiled network, or with the eager one."""
+        eager: Callable[..., Tensor] = self.eager
+        self.network: Callable[..., Tensor] = torch.compile(eager) if is_compiled else eager  # pyright: ignore[reportUnknownMemberType]
 
     def _forward_tokens(self, model: Network, tokens: Tensor) -> Tensor:
         """Return the logits of tokens that have passed the frozen blocks."""

@@ -15,9 +15,9 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from vitral.collectives import gather
-from vitral.data.augment import random_generator
 from vitral.data.batches import Batch, BatchLoader, ImageDataset
 from vitral.data.dataset import Item
+from vitral.data.randomness import BATCH_SAMPLE, random_generator
 from vitral.data.transforms import normalize
 from vitral.errors import ConfigError, DataError
 from vitral.evaluation.metrics import Scores
@@ -32,9 +32,9 @@ from vitral.runs import Run
 from vitral.training.config import Masking, ResolvedConfig
 from vitral.training.events import Event, Measuring
 from vitral.training.sharding import root_of, run_with
-from vitral.training.tasks import BATCH_SAMPLE, Corruption, Measurement, PreparedBatch
+from vitral.training.tasks import Corruption, Measurement, PreparedBatch
 from vitral.training.tasks.masked_sheet import MAX_ROWS, PatchSheet
-from vitral.training.tokens import Loader
+from vitral.training.token_loader import Loader
 
 LEVELS = 8
 """Levels per channel: 3 bits."""
@@ -58,8 +58,12 @@ class MaskedPatchPrediction:
         self.device = torch.device(config.device)
         self.grid = model.config.grid(*model.config.image_hw)
         self.extra = MaskedPatchHead(model.config, config.masking).to(self.device)
+        self.compile_network(config.compile)
+
+    def compile_network(self, is_compiled: bool) -> None:
+        """Train with the compiled network, or with the eager one."""
         predict = self.extra.predict
-        self.predict: Callable[..., Tensor] = torch.compile(predict) if config.compile else predict  # pyright: ignore[reportUnknownMemberType]
+        self.predict: Callable[..., Tensor] = torch.compile(predict) if is_compiled else predict  # pyright: ignore[reportUnknownMemberType]
 
     def prepare(self, batch: Batch, step: int) -> PreparedBatch:
         whole = batch.whole
