@@ -24,6 +24,7 @@ myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "vitral"
 html_copy_source = False
+html_show_search_summary = False  # a page on a disk may not fetch others
 html_show_sourcelink = False
 html_show_sphinx = html_show_copyright = False
 html_math_renderer = "mathml"
