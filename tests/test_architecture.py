@@ -9,7 +9,7 @@ import grimp
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-MAX_CHAIN, MAX_FUNCTION_LINES, MAX_FILE_LINES = 22, 60, 400  # the tree has 21 layers
+MAX_CHAIN, MAX_FUNCTION_LINES, MAX_FILE_LINES = 22, 55, 400  # the tree has 21 layers
 
 
 def test_import_chains_are_short() -> None:
@@ -31,7 +31,8 @@ def test_files_and_functions_are_short() -> None:
         assert text.count("\n") <= MAX_FILE_LINES, path
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = (node.end_lineno or 0) - node.lineno + 1
+                documented = ast.get_docstring(node) is not None and len(node.body) > 1
+                lines = (node.end_lineno or 0) - node.body[documented].lineno + 1  # without signature and docstring
                 assert lines <= MAX_FUNCTION_LINES, f"{path}: {node.name} has {lines} lines"
 
 

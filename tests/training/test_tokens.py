@@ -23,14 +23,8 @@ from vitral.training import tokens as tokens_module
 from vitral.training.entry import train_events
 from vitral.training.events import Candidate, Chosen, Event, Finished, Measuring, Stepped
 from vitral.training.token_loader import TokenLoader
-from vitral.training.tokens import (
-    TokenPlan,
-    TokenSet,
-    choose_tokens,
-    compute_tokens,
-    count_patches,
-    restore_tokens,
-)
+from vitral.training.token_views import TokenPlan, choose_tokens
+from vitral.training.tokens import TokenSet, compute_tokens, count_patches, restore_tokens
 from vitral.weights.checkpoint import Checkpoint
 
 CLASSES = ("blue", "green", "red")

@@ -184,7 +184,7 @@ def features(
     """
     launch_if_asked(processes)
     from vitral.collectives import join_world
-    from vitral.inference.writers import check_feature_target, features_to_file
+    from vitral.inference.feature_files import check_feature_target, features_to_file
 
     if join_world().is_first:
         check_feature_target(out)

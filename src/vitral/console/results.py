@@ -10,7 +10,8 @@ from vitral.report.text import class_table, format_count, summary_lines
 
 if TYPE_CHECKING:
     from vitral.data.scan import Scan
-    from vitral.inference.writers import FeatureFile, PredictionFile, Row
+    from vitral.inference.feature_files import FeatureFile
+    from vitral.inference.writers import PredictionFile, Row
 
 MAX_CLASSES, MAX_FILES, MAX_LISTED = 20, 10, 5
 

@@ -28,7 +28,8 @@ from vitral.training.events import Chosen, Warned
 from vitral.training.networks import build_model
 from vitral.training.probe import choose_pools, with_pool
 from vitral.training.timing import time_image
-from vitral.training.tokens import TokenPlan, affordable_views, count_patches, token_bytes
+from vitral.training.token_views import TokenPlan
+from vitral.training.tokens import affordable_views, count_patches, token_bytes
 
 BATCH = 64
 """Images per batch of the features."""

@@ -54,11 +54,7 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     world = join_world()
     start = time.perf_counter()
     pretrained = peek_checkpoint(request.config)
-    is_labeled = request.config.objective == "classify"
-    dataset = request.dataset or open_dataset(request.config.data, labeled=is_labeled)
-    dataset = group_images(drop_images(dataset, request.config.drop), request.config.group_by)
-    check_same_dataset(dataset)
-    val = None if request.config.val is None else open_dataset(request.config.val, labeled=is_labeled)
+    dataset, val = open_datasets(request)
     yield from (Warned(message=note) for note in dataset.notes)
     yield from request.choices
     is_resumed = from_first(isinstance(run, Run) and has_state(run.state))
@@ -114,6 +110,15 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
     if 0 < job.steps <= job.warmup_steps:
         yield Warned(message=f"The warmup takes {job.warmup_steps:,} of {job.steps:,} steps. Set optim.warmup_steps.")
     return job
+
+
+def open_datasets(request: Request) -> tuple[DatasetIndex, DatasetIndex | None]:
+    """Return the dataset without the images to drop, in groups, and that of `--val`."""
+    config, is_labeled = request.config, request.config.objective == "classify"
+    dataset = request.dataset or open_dataset(config.data, labeled=is_labeled)
+    dataset = group_images(drop_images(dataset, config.drop), config.group_by)
+    check_same_dataset(dataset)
+    return dataset, None if config.val is None else open_dataset(config.val, labeled=is_labeled)
 
 
 def peek_checkpoint(config: TrainConfig) -> ModelSpec | None:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitral.data.augment import random_generator
 from vitral.data.batches import Batch, BatchLoader, epoch_order, share_batches
-from vitral.training.tokens import TokenSet, choose_tokens
+from vitral.data.randomness import random_generator
+from vitral.training.token_views import choose_tokens
+from vitral.training.tokens import TokenSet
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)

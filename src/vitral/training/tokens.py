@@ -4,46 +4,35 @@ The plain view of an image is complete, because the linear probe and the validat
 training, which leaves out patches anyway: they run the lower blocks alone, on some of the patches.
 
 The tokens are kept as bfloat16 in a memory-mapped file. It lies in the cache folder under a key of everything it
-depends on, with its SHA-256 beside it: a resumed run uses it if it is intact and computes it again otherwise. While it
-is written, each chunk has an entry of its own in the cache, from which a killed pass continues.
+depends on, with its SHA-256 beside it: a resumed run uses it if it is intact and computes it again otherwise. A
+killed pass continues from the chunks of its views that are complete.
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from io import BytesIO
 from math import ceil, prod
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from vitral.cache import cache_folder, cache_limit, keep_entry, read_entry
+from vitral.cache import cache_folder, cache_limit, keep_entry
 from vitral.collectives import current_world
-from vitral.data.augment import Augment
-from vitral.data.batches import Batch, BatchLoader, ImageDataset, label_tensor
+from vitral.data.batches import label_tensor
 from vitral.data.dataset import Item
-from vitral.data.randomness import random_generator
 from vitral.data.scan import Progress
 from vitral.errors import DataError
 from vitral.evaluation.feature_cache import add_items
 from vitral.files import flush_to_disk, sha256_of, write_json
 from vitral.inference.engines.fingerprint import weights_digest
 from vitral.inference.loaded_model import LoadedModel
-from vitral.inference.pipeline import make_loader
 from vitral.model.config import ViTConfig
 from vitral.model.vit import ViT
+from vitral.training.token_views import CHUNK, PLAIN, TokenPlan, View, chunk_name, to_npz, view_loader
 
-PLAIN, MIRRORED = 0, 1
-"""The first two views of an image; all others are augmented."""
-BATCH = 32
-CHUNK = 32 * BATCH
-"""A killed pass loses at most so many images."""
 MAX_DISK_FRACTION = 0.5
 """Largest fraction of the free disk space that the tokens of a run may take."""
 MIN_PATCHES = 48
@@ -52,22 +41,6 @@ UPPER_FIELDS = ("pool", "class_token", "norm_after_pool", "representation", "num
 """Fields of a network that the tokens of its lower blocks do not depend on."""
 VIEW_PATCHES = 1.5
 """Other views than the plain one keep this many times the patches of a step, so that steps still draw among them."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenPlan:
-    """The images and tokens to keep."""
-
-    trained: int
-    """Number of trained blocks, the last ones."""
-    views: int
-    viewed: int
-    """Number of images, the first ones, that have all views; the others have the plain one."""
-    view_patches: int
-    """Number of patches in all views but the plain one."""
-    augment: Augment
-    seed: int
-    workers: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -103,7 +76,7 @@ class TokenSet:
             images = [len(self.items), *[self.views.shape[1]] * len(self.views)]
             for view, count in enumerate(images):
                 for start in range(0, count, CHUNK):
-                    self.path.with_name(_chunk_name(self.path, view, start)).unlink(missing_ok=True)
+                    self.path.with_name(chunk_name(self.path, view, start)).unlink(missing_ok=True)
 
 
 def count_patches(config: ViTConfig, dropped: float) -> tuple[int, int]:
@@ -167,77 +140,6 @@ def _removed_unless_complete(path: Path) -> Generator[None]:
         raise
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class _Chunk:
-    """Some images in one view: what the file of tokens does not hold."""
-
-    indices: Tensor
-    """(rows,): those of the readable images."""
-    features: Tensor
-    """(rows, D) inputs of the head; none in other views than the plain one."""
-    bad: Sequence[tuple[int, str]]
-    digest: str
-    """SHA-256 of the tokens."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class _View:
-    """A view of the images that is written chunk by chunk."""
-
-    model: LoadedModel
-    plan: TokenPlan
-    number: int
-    loader: BatchLoader
-    tokens: Tensor
-    """(rows, N, D): its part of the file."""
-    row_of: dict[int, int]
-    """The row of each readable image that the plain view has so far."""
-
-    def rows(self, indices: Tensor) -> list[int]:
-        """Return the rows of the images of a chunk: in the plain view those after all others."""
-        if self.number == PLAIN:
-            return list(range(len(self.row_of), len(self.row_of) + len(indices)))
-        return [self.row_of[int(index)] for index in indices]
-
-    def compute(self, start: int) -> Generator[int, None, _Chunk]:
-        """Yield the number of images done and return the chunk, whose tokens are in the file then."""
-        indices, features = torch.empty(0, dtype=torch.long), torch.empty(0)
-        bad: list[tuple[int, str]] = []
-        for batch in self.loader.epoch(self.number, start=start // BATCH, stop=(start + CHUNK) // BATCH):
-            bad += batch.bad
-            if changed := [(index, reason) for index, reason in batch.bad if index in self.row_of]:
-                index, reason = changed[0]
-                raise DataError(f"{self.loader.images.items[index].key} was readable a moment ago: {reason}.")
-            if len(batch.items):
-                assert isinstance(batch.images, Tensor)
-                indices = torch.cat([indices, batch.items])
-                rows = self.rows(indices)[-len(batch.items) :]
-                if self.number == PLAIN:
-                    self.tokens[rows], pooled = self.model.tokens(batch.images, -self.plan.trained - 1)
-                    features = torch.cat([features, pooled])
-                else:
-                    self.tokens[rows] = _view_tokens(self.model, batch, self.plan, self.number)
-            yield len(indices) + len(bad)
-        return _Chunk(indices=indices, features=features, bad=bad, digest=self.digest(indices))
-
-    def digest(self, indices: Tensor) -> str:
-        return hashlib.sha256(self.tokens[self.rows(indices)].view(torch.uint8).numpy().data).hexdigest()
-
-    def read(self, name: str) -> _Chunk | None:
-        """Return a chunk that a killed pass has left, if its tokens are intact in the file."""
-        try:
-            with np.load(BytesIO(read_entry("tokens", name) or b""), allow_pickle=False) as arrays:
-                chunk = _Chunk(
-                    indices=torch.tensor(arrays["indices"]),
-                    features=torch.tensor(arrays["features"]),
-                    bad=[(int(index), str(reason)) for index, reason in arrays["bad"].reshape(-1, 2)],
-                    digest=str(arrays["digest"]),
-                )
-            return chunk if self.digest(chunk.indices) == chunk.digest else None
-        except Exception:  # none, damaged, or of other images
-            return None
-
-
 def _write_tokens(
     model: LoadedModel, items: Sequence[Item], plan: TokenPlan, path: Path
 ) -> Generator[Progress, None, tuple[TokenSet, Tensor]]:
@@ -249,10 +151,10 @@ def _write_tokens(
     bad: list[tuple[int, str]] = []
     for number in range(plan.views):
         images, tokens = (items, plain) if number == PLAIN else (items[: plan.viewed], views[number - 1])
-        loader = _view_loader(model, images, plan, number)
-        view = _View(model=model, plan=plan, number=number, loader=loader, tokens=tokens, row_of=row_of)
+        loader = view_loader(model, images, plan, number)
+        view = View(model=model, plan=plan, number=number, loader=loader, tokens=tokens, row_of=row_of)
         for start in range(0, len(images), CHUNK):
-            name = _chunk_name(path, number, start)
+            name = chunk_name(path, number, start)
             if (chunk := view.read(name)) is None:
                 computing = view.compute(start)
                 while True:
@@ -261,7 +163,7 @@ def _write_tokens(
                     except StopIteration as end:
                         chunk = end.value
                         break
-                keep_entry("tokens", name, _to_npz(chunk))
+                keep_entry("tokens", name, to_npz(chunk))
                 computed += min(CHUNK, len(images) - start)
             done += min(CHUNK, len(images) - start)
             if number == PLAIN:
@@ -275,42 +177,6 @@ def _write_tokens(
     labels = label_tensor([items[index] for index in row_of], len(model.labels), model.multi_label)
     token_set = _token_set(items, path, (plain, views), indices, labels, dict(bad))
     return replace(token_set, computed=computed / total), model.check_finite(torch.cat(features))
-
-
-def _chunk_name(path: Path, view: int, start: int) -> str:
-    return hashlib.sha256(f"{path.name} {view} {start}".encode()).hexdigest() + ".npz"
-
-
-def _to_npz(chunk: _Chunk) -> bytes:
-    stream = BytesIO()
-    np.savez(
-        stream,
-        indices=chunk.indices.numpy(),
-        features=chunk.features.numpy(),
-        bad=np.array([(str(index), reason) for index, reason in chunk.bad], dtype=np.str_).reshape(-1, 2),
-        digest=np.array(chunk.digest),
-    )
-    return stream.getvalue()
-
-
-def _view_tokens(model: LoadedModel, batch: Batch, plan: TokenPlan, view: int) -> Tensor:
-    """Return the tokens of one view other than the plain one. Its patches depend on (seed, view, image)."""
-    assert isinstance(model.model, ViT)
-    assert isinstance(batch.images, Tensor)
-    config = model.model.config
-    patches = prod(config.grid(*config.image_hw))
-    kept = None
-    if plan.view_patches < patches:
-        choose = partial(choose_tokens, patches=patches, kept=plan.view_patches, extras=config.extra_tokens)
-        kept = torch.stack([choose(random_generator(plan.seed, view, int(index))) for index in batch.items])
-    images = batch.images.flip(-1) if view == MIRRORED else batch.images
-    return model.lower_tokens(images, len(model.model.blocks) - plan.trained, kept)
-
-
-def choose_tokens(random: np.random.Generator, *, patches: int, kept: int, extras: int) -> Tensor:
-    """Return the sorted indices of some patches of an image, and of the tokens before the patches."""
-    chosen = extras + np.sort(random.permutation(patches)[:kept])
-    return torch.from_numpy(np.concatenate([np.arange(extras), chosen]))  # pyright: ignore[reportUnknownMemberType]
 
 
 def restore_tokens(model: LoadedModel, items: Sequence[Item], plan: TokenPlan) -> Generator[Progress, None, TokenSet]:
@@ -350,15 +216,6 @@ def _token_set(
         unreadable=tuple((items[index].key, reason) for index, reason in unreadable.items()),
         path=path,
     )
-
-
-def _view_loader(model: LoadedModel, items: Sequence[Item], plan: TokenPlan, view: int) -> BatchLoader:
-    loader = make_loader(model, items, multi_label=model.multi_label, batch_size=BATCH, workers=plan.workers)
-    if view in (PLAIN, MIRRORED):
-        return loader
-    patch = model.model.config.step_hw
-    images = ImageDataset(items, model.preprocess, augment=plan.augment, seed=plan.seed, patch=patch)
-    return replace(loader, images=images)
 
 
 def _tokens_folder() -> Path:

@@ -50,12 +50,8 @@ from vitral.training.probe import (
 )
 from vitral.training.state import check_unreadable
 from vitral.training.timing import time_image
-from vitral.training.tokens import (
-    TokenPlan,
-    TokenSet,
-    compute_tokens,
-    restore_tokens,
-)
+from vitral.training.token_views import TokenPlan
+from vitral.training.tokens import TokenSet, compute_tokens, restore_tokens
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
