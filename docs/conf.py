@@ -23,6 +23,7 @@ myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "vitral"
+smartquotes_action = "qe"  # keep the hyphens of --options
 html_copy_source = False
 html_show_search_summary = False  # a page on a disk may not fetch others
 html_show_sourcelink = False
