@@ -23,13 +23,15 @@ myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "vitral"
+smartquotes_action = "qe"  # keep the hyphens of --options
 html_copy_source = False
+html_show_search_summary = False  # a page on a disk may not fetch others
 html_show_sourcelink = False
 html_show_sphinx = html_show_copyright = False
 html_math_renderer = "mathml"
 html_static_path = ["style"]
 html_css_files = ["tables.css"]
-pygments_style, pygments_dark_style = "friendly", "monokai"
+pygments_style, pygments_dark_style = "default", "monokai"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints = "signature"
