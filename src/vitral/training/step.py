@@ -122,8 +122,7 @@ class Learner:
         """Return the keys of the noise of some images. A compiled network would be compiled again for others."""
         if self.config.compile:
             return []
-        items: list[int] = batch.items[part].tolist()
-        return [mix(self.config.seed, step, item) for item in items]
+        return [mix(self.config.seed, step, int(item)) for item in batch.items[part]]
 
     def _divide(self, batch: Batch) -> Iterator[tuple[int, slice, int]]:
         """Yield the number of each micro-batch of this process, its images, and the weight of its loss.
