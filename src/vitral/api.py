@@ -2,11 +2,12 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from inspect import signature as signature_of
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from vitral.console.training import show_progress
 from vitral.errors import ConfigError, DataError, check_number
@@ -29,8 +30,9 @@ from vitral.training import entry
 from vitral.training.events import Event, Finished, Measuring
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
+    from vitral.inference.loaded_model import LoadedModel
     from vitral.inference.predictor import ImageInput
     from vitral.weights.checkpoint import Checkpoint
 
@@ -224,26 +226,43 @@ def inspect(
     folder = Path(f"inspect-{name}") if out is None else Path(out)
     check_inspection_target(folder, overwrite=overwrite)
     on_stage("loading")
-    predictor = Predictor(model, device=device, engine="torch", precision="float32", image_size=image_size)
+    load = partial(Predictor, model, device=device, engine="torch", precision="float32", image_size=image_size)
+    predictor = load()
     loaded = predictor.loaded
     if isinstance(loaded, ExportedModel):
         hint = "Pass the checkpoint that it was exported from."
         raise ConfigError(f"{name} is an exported file, whose layers cannot be inspected.", hint=hint)
-    check_vit(loaded.model)
+    if check_vit(loaded.model).config.merge:
+        predictor = load(merge=0)  # maps need every patch
+        loaded = cast("LoadedModel", predictor.loaded)
     on_stage("reading images")
-    usable, skipped = [], []
-    for number, (source, image) in enumerate(predictor.preprocessed(images), 1):
-        label = str(source) if isinstance(source, str | Path) else f"image {number}"
-        (skipped if isinstance(image, Failure) else usable).append((label, image))
-    if not usable:
-        reason = f": {skipped[0][1].reason}" if skipped else ""
-        raise DataError(f"None of the {len(skipped)} images is readable{reason}.")
-    failures = tuple((label, failure.reason) for label, failure in skipped)
+    skipped: list[tuple[str, str]] = []
+    usable = _usable_images(predictor.preprocessed(images), skipped)
     result = inspect_model(loaded, name, usable, labels=labels, with_faithfulness=faithfulness, on_stage=on_stage)
     on_stage("drawing")
-    result = replace(result, skipped=failures, out=str(folder))
+    result = replace(result, skipped=tuple(skipped), out=str(folder))
     write_inspection(result, folder)
     return result
+
+
+def _usable_images(
+    images: "Iterable[tuple[ImageInput, Tensor | Failure]]", skipped: list[tuple[str, str]]
+) -> "Iterator[tuple[str, Tensor]]":
+    """Yield each image with its name, and append the others to `skipped`. Raise DataError if none is usable."""
+    has_images = False
+    for number, (source, image) in enumerate(images, 1):
+        label = str(source) if isinstance(source, str | Path) else f"image {number}"
+        if isinstance(image, Failure):
+            skipped.append((label, image.reason))
+        else:
+            has_images = True
+            yield label, image
+    if not has_images and skipped:
+        label, reason = skipped[0]
+        many = "" if len(skipped) == 1 else f"None of the {len(skipped)} images is usable. The first: "
+        raise DataError(f"{many}{label}: {reason}")
+    if not has_images:
+        raise DataError("There are no images to inspect.", hint="Pass at least one.")
 
 
 def _name_of(model: "str | Path | Checkpoint") -> str:

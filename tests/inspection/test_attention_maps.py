@@ -1,5 +1,6 @@
 """Rollout and attention distance, against NumPy, closed forms and the attention of transformers."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import vitral
 from benchmarks.peers import randomize, repair_torchvision
 from tests.conftest import small_model
 from vitral import ConfigError, DataError
-from vitral.inspection import attention_distance, rollout, traversal
+from vitral.inspection import attention_distance, relevance, rollout, traversal
 from vitral.inspection.attention_maps import mean_distance, patch_distances
 from vitral.model.packing import Group
 from vitral.model.recording import observe_attention
@@ -208,6 +209,16 @@ def test_bit_is_refused_with_the_reason() -> None:
     bit = vitral.create("bit-r50x1", num_classes=3, image_size=32)
     with pytest.raises(ConfigError, match="convolutions have no attention"):
         rollout(bit, torch.randn(1, 3, 32, 32))
+
+
+def test_merged_tokens_are_refused_with_the_fix(tmp_path: Path) -> None:
+    model, images = small_model(merge=2), torch.randn(1, 3, 16, 16)
+    for compute in (rollout, attention_distance, relevance):
+        with pytest.raises(ConfigError, match=r"merges tokens \(merge=2\).*merge=0"):
+            compute(model, images)
+    vitral.save(vitral.Checkpoint(model=model, preprocess=vitral.Preprocess(size=(16, 16))), tmp_path / "m.safetensors")
+    whole = vitral.load(tmp_path / "m.safetensors", merge=0).model
+    assert rollout(whole, images).shape == (1, 4, 4)
 
 
 def test_wrong_images_raise_the_errors_of_the_model() -> None:

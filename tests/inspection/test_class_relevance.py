@@ -125,6 +125,25 @@ def test_wrong_labels_and_headless_models_are_refused() -> None:
     assert rollout(small_model(num_classes=0), images).shape == (2, 4, 4)
 
 
-def test_memory_is_that_of_all_layers_and_their_gradients() -> None:
+@pytest.mark.parametrize("trainable", [True, False])
+def test_memory_is_what_the_backward_pass_saves(trainable: bool) -> None:
+    """Count the bytes of the tensors that autograd keeps, besides the weights."""
+    model = vitral.create("vit-ti16", num_classes=3, image_size=160).requires_grad_(trainable)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes() if storage.data_ptr() not in weights else 0
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        relevance(model, torch.randn(1, 3, 160, 160), 0)
+    assert sum(kept.values()) == pytest.approx(relevance_bytes(model.config, (10, 10)), rel=0.05)
+    assert all(parameter.requires_grad == trainable for parameter in model.parameters())
+
+
+def test_many_patches_need_attention_and_its_gradients() -> None:
     config = small_model(depth=3).config
-    assert relevance_bytes(config, (4, 4)) == 2 * 3 * 3 * 17 * 17 * 4
+    tokens = 1 + 64 * 64
+    assert relevance_bytes(config, (64, 64)) == 2 * 3 * 3 * tokens * tokens * 4

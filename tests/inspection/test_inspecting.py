@@ -1,6 +1,7 @@
 """What an inspection collects, how it is reduced, and what it writes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,17 @@ from tests.conftest import small_model
 from tests.data.images import photo
 from vitral import ConfigError, DataError, Inspection
 from vitral.data.transforms import normalize, preprocess_image
-from vitral.inspection import faithfulness, relevance
+from vitral.inspection import attention_distance, faithfulness, relevance, rollout
 from vitral.inspection.attention_tables import (
     BUDGETS,
+    MAX_COMPRESSED,
     cell_matrix,
     choose_reduction,
     coarse_grid,
     tabulate_attention,
 )
 from vitral.inspection.overlays import heat, spotlight
-from vitral.report.inspection_page import uniform_distance
+from vitral.report.inspection_page import render_inspection, uniform_distance
 
 PNGS = ["attention.png", "distance.png", "filters.png", "images.png", "positions.png", "tokens.png"]
 
@@ -152,28 +154,91 @@ def test_the_command_writes_everything(tmp_path: Path, monkeypatch: pytest.Monke
     names = sorted(path.name for path in Path("inspect-small").iterdir())
     assert names == sorted([*PNGS, "faithfulness.png", "inspect.html", "inspect.json"])
     content = json.loads(Path("inspect-small/inspect.json").read_text())
-    assert [row["label"] for row in content["images"][0]["relevance"]] == ["c", "a"]
+    (first, *_) = content["images"]
+    assert [row["label"] for row in first["relevance"]] == ["c", "a"]
+    best = [row["probability"] for row in first["predictions"]]
+    assert best == sorted(best, reverse=True)  # --label changes the maps, not the predictions
+    assert len(best) == 3
+    assert best[0] >= max(row["probability"] for row in first["relevance"])
+    assert f"a.jpg: {first['predictions'][0]['label']} " in done.stdout
     assert content["skipped"][0]["file"] == "bad.jpg"
     again = run(*command[:-1])
     assert again.returncode == 2
     assert "already exists" in again.stderr
     quiet = run(*command[:-1], "--overwrite", "--format", "quiet")
     assert quiet.stdout == "inspect-small/inspect.html\n"
+    assert not Path("inspect-small/faithfulness.png").exists()  # it belonged to the earlier inspection
 
 
 def test_wrong_inputs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no label 'z'"):
         vitral.inspect(checkpoint(), [photo()], out=tmp_path / "a", labels=["z"])
-    with pytest.raises(DataError, match="None of the 1 images is readable"):
+    with pytest.raises(DataError, match="^image 1: unsupported: "):
         vitral.inspect(checkpoint(), [b"no image"], out=tmp_path / "a")
+    missing = str(tmp_path / "missing.jpg")
+    with pytest.raises(DataError, match=r"None of the 2 images is usable. The first: .*missing.jpg: missing: no such"):
+        vitral.inspect(checkpoint(), [missing, b"no image"], out=tmp_path / "a")
+    with pytest.raises(ConfigError, match="no classification head"):
+        vitral.inspect(checkpoint(num_classes=0), [photo()], out=tmp_path / "a", faithfulness=True)
     bit = vitral.create("bit-r50x1", num_classes=3, image_size=32)
     preprocess = vitral.Preprocess(size=(32, 32))
     with pytest.raises(ConfigError, match="convolutions have no attention"):
         vitral.inspect(vitral.Checkpoint(model=bit, preprocess=preprocess), [photo()], out=tmp_path / "a")
     assert not (tmp_path / "a").exists()
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="not a folder"):
-        vitral.inspect(checkpoint(), [photo()], out=tmp_path / "file")
+    for out in (tmp_path / "file", tmp_path / "file" / "inside"):
+        with pytest.raises(ConfigError, match=r"file is not a folder. Pass another --out.$"):
+            vitral.inspect(checkpoint(), [photo()], out=out)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "images.png").touch()
+    with pytest.raises(ConfigError, match=r"images.png already exists"):
+        vitral.inspect(checkpoint(), [photo()], out=tmp_path / "mine")
+
+
+def test_a_folder_that_is_not_writable_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match=r"is not writable. Pass another --out.$"):
+        vitral.inspect("no-such-model", [photo()], out=tmp_path / "a")
+
+
+def test_a_model_that_merges_tokens_is_inspected_without_merging(tmp_path: Path) -> None:
+    vitral.save(checkpoint(merge=2), tmp_path / "merging.safetensors")
+    result = vitral.inspect(tmp_path / "merging.safetensors", [photo()], out=tmp_path / "a")
+    assert result.images[0].attention.grid == (4, 4)
+
+
+def test_many_images_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The means over all images equal those of one call, although at most eight are normalized at a time."""
+    loaded, sizes = checkpoint(), list[int]()
+    images = [np.asarray(photo(seed=seed)) for seed in range(11)]
+
+    def count(model: Any, inputs: Any) -> torch.Tensor:
+        sizes.append(len(inputs))
+        return attention_distance(model, inputs)
+
+    monkeypatch.setattr("vitral.inspection.inspecting.attention_distance", count)
+    result = vitral.inspect(loaded, images, out=tmp_path, faithfulness=True)
+    assert sizes == [8, 3]
+    assert len(result.images) == 8
+    assert result.distance_images == 11
+    inputs = normalize(torch.stack([preprocess_image(image, loaded.preprocess) for image in images]), loaded.preprocess)
+    expected = attention_distance(loaded.model, inputs)
+    np.testing.assert_allclose(result.distance, expected.numpy(), rtol=1e-5)
+    at_once = faithfulness(loaded.model, inputs, rollout(loaded.model, inputs))
+    assert result.faithfulness["rollout"]["score"] == pytest.approx(at_once.score, abs=1e-4)
+    assert result.faithfulness["relevance"]["random_curve"] == pytest.approx(at_once.random_curve, abs=1e-4)
+    assert result.faithfulness["relevance"]["images"] == 11
+
+
+def test_the_page_of_the_largest_tables_stays_below_25_mb(tmp_path: Path) -> None:
+    """Random bytes do not compress, so these tables are as large as the limit allows."""
+    result = vitral.inspect(checkpoint(), [photo()], out=tmp_path)
+    (image,) = result.images
+    values = np.random.default_rng(0).integers(0, 256, (1, 1, 1, MAX_COMPRESSED), dtype=np.uint8)
+    large = replace(image, attention=replace(image.attention, values=values))
+    assert 20e6 < len(render_inspection(replace(result, images=(large,)))) < 25e6
 
 
 def test_deletion_beats_chance_on_the_shipped_model() -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 
 import vitral
 from tests.report.example_run import HOSTILE_NAMES, example_report, finished_run, masked_patches_report
-from vitral.report.page import MAX_CLASS_ROWS
+from vitral.report.page import MAX_CLASS_ROWS, render_page
 from vitral.runs import Run
 
 OLD_RUN = Path(__file__).parent.parent / "fixtures" / "run-0.1"
@@ -91,6 +91,18 @@ def test_many_classes_are_cut_off(tmp_path: Path) -> None:
     text = written_page(finished_run(tmp_path / "run", example_report(classes)).folder).text
     assert f"class {MAX_CLASS_ROWS - 1}" in text
     assert "3 more classes in report.json" in text
+
+
+def test_missing_overlays_are_counted_and_many_images_are_folded(tmp_path: Path) -> None:
+    report = example_report(tuple("abc"))
+    report["test"]["typical"] = [dict(key="a.png", label="a", prediction="a", probability=0.5)] * 30
+    run = finished_run(tmp_path / "run", report)
+    run.plots.mkdir(exist_ok=True)
+    for number in (1, 2):
+        Image.new("RGB", (8, 8)).save(run.plots / f"relevance-typical-{number:02d}.png")
+    text = render_page(run, report)
+    assert "drawn for 2 of 30 images" in text
+    assert "<summary>6 more</summary>" in text
 
 
 @pytest.mark.parametrize(("target", "headline"), [("pixels", "0.250"), ("mean-color", "75.0%")])

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitral.inspection.traversal import Images, Maps, check_vit, patch_pixels, per_image, pooled_rows, run_images
+from vitral.inspection.traversal import Images, Maps, check_unmerged, patch_pixels, per_image, pooled_rows, run_images
 from vitral.model.packing import Group, Packing
 from vitral.model.recording import observe_attention
 
@@ -18,7 +18,7 @@ def rollout(model: nn.Module, images: Images) -> Maps:
     from the probe of attention pooling. The share of class token and registers is left out. A list of images gives a
     list of (rows, columns). The attention of one layer is in memory at a time.
     """
-    vit = check_vit(model)
+    vit = check_unmerged(model)
 
     def compute(batch: Images) -> list[Tensor]:
         flows: list[Tensor] = []
@@ -57,7 +57,7 @@ def attention_distance(model: nn.Module, images: Images) -> Float[Tensor, "layer
     averaged over queries and images. Attention to class token and registers does not count. An axial layer has two
     rows. The attention of one layer is in memory at a time.
     """
-    vit = check_vit(model)
+    vit = check_unmerged(model)
     pixels = patch_pixels(vit.config)
 
     def compute(batch: Images) -> list[Tensor]:

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitral.errors import ConfigError, DataError
-from vitral.inspection.traversal import Images, Maps, check_vit, per_image, run_images
+from vitral.errors import DataError
+from vitral.inspection.traversal import Images, Maps, check_classifier, check_unmerged, frozen, per_image, run_images
 from vitral.model.packing import Packing
 from vitral.model.pool import MapPool, pool_groups
 from vitral.model.recording import observe_attention
@@ -26,9 +26,7 @@ def relevance(model: nn.Module, images: Images, labels: Tensor | Sequence[int] |
     with attention pooling, the gradient-weighted attention of the probe. All layers are in memory at the same time:
     `relevance_bytes` returns how much that takes.
     """
-    vit = check_vit(model)
-    if not vit.config.num_classes or vit.config.pool == "none":
-        raise ConfigError("Relevance needs a model that predicts classes.", hint="Train a head: vitral train --from.")
+    vit = check_unmerged(check_classifier(model, "Relevance"))
     targets = _check_labels(labels, len(images), vit.config.num_classes)
     position = 0
 
@@ -38,7 +36,7 @@ def relevance(model: nn.Module, images: Images, labels: Tensor | Sequence[int] |
         position += len(batch)
         return _relevance(vit, batch, chosen)
 
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad(), frozen(vit):
         return run_images(vit, images, compute, layers=2 * vit.config.blocks)
 
 

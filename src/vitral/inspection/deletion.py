@@ -7,10 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitral.errors import ConfigError, DataError, check_int
-from vitral.inspection.traversal import Images, check_vit, evaluating, patch_pixels
+from vitral.errors import DataError, check_int
+from vitral.inspection.traversal import Images, check_classifier, evaluating, patch_pixels
 from vitral.model.vit import ViT
 
+STEPS, RANDOM_ORDERS = 10, 4
 BOOTSTRAP = 2000
 """Resamples of the images for the interval."""
 
@@ -38,15 +39,14 @@ class Faithfulness:
         return self.low > 0
 
 
-@torch.no_grad()
 def faithfulness(
     model: nn.Module,
     images: Images,
     maps: Tensor | Sequence[Tensor],
     labels: Tensor | Sequence[int] | None = None,
     *,
-    steps: int = 10,
-    random_orders: int = 4,
+    steps: int = STEPS,
+    random_orders: int = RANDOM_ORDERS,
     multi_label: bool = False,
     seed: int = 0,
 ) -> Faithfulness:
@@ -55,15 +55,40 @@ def faithfulness(
     Deleted patches become the mean color (0 in normalized images). `maps` has one (rows, columns) per image, as
     `rollout` and `relevance` return them. `labels` are class indices; by default the predicted classes.
     """
-    vit = check_vit(model)
     check_int("steps", steps, minimum=1)
     check_int("random_orders", random_orders, minimum=1)
-    if not vit.config.num_classes or vit.config.pool == "none":
-        raise ConfigError("Faithfulness needs a model that predicts classes.")
     if not len(images) or len(maps) != len(images):
         raise DataError(f"Expected one map per image (got {len(maps)} maps for {len(images)} images).")
     random = torch.Generator().manual_seed(seed)
-    curves: list[Tensor] = []
+    curves = delete_patches(
+        model,
+        images,
+        maps,
+        labels,
+        random=random,
+        steps=steps,
+        random_orders=random_orders,
+        multi_label=multi_label,
+    )
+    return score_curves(curves, seed=seed)
+
+
+@torch.no_grad()
+def delete_patches(
+    model: nn.Module,
+    images: Images,
+    maps: Tensor | Sequence[Tensor],
+    labels: Tensor | Sequence[int] | None = None,
+    *,
+    random: torch.Generator,
+    steps: int = STEPS,
+    random_orders: int = RANDOM_ORDERS,
+    multi_label: bool = False,
+) -> list[Tensor]:
+    """Return the probability of the class of each image after each step: (1 + random orders, steps + 1).
+
+    The first order is that of the map."""
+    vit, curves = check_classifier(model, "Faithfulness"), list[Tensor]()
     with evaluating(vit):
         for index, image in enumerate(images):
             ranking = maps[index].flatten().float().cpu()
@@ -71,7 +96,12 @@ def faithfulness(
             orders += [torch.randperm(len(ranking), generator=random) for _ in range(random_orders)]
             label = None if labels is None else int(labels[index])
             curves.append(_deletion_curves(vit, image, torch.stack(orders), steps, label, multi_label))
-    by_image = torch.stack(curves).double().numpy()  # (images, orders, steps + 1)
+    return curves
+
+
+def score_curves(curves: Sequence[Tensor], *, seed: int = 0) -> Faithfulness:
+    """Return the faithfulness of the curves of `delete_patches`."""
+    by_image, steps = torch.stack(list(curves)).double().numpy(), curves[0].shape[1] - 1
     ranked, chance = by_image[:, 0], by_image[:, 1:].mean(axis=1)
     areas = np.trapezoid(chance - ranked, dx=1 / steps, axis=1)
     low, high = _interval(areas, seed)

@@ -47,8 +47,10 @@ class InspectedImage:
     grid: tuple[int, int]
     rollout: np.ndarray
     """(rows, columns), sums to 1."""
+    predictions: tuple[tuple[str, float], ...]
+    """The most probable labels and their probabilities; empty for a model without a head."""
     relevance: tuple[ClassMap, ...]
-    """One map per class, most probable first; empty for a model without a head."""
+    """One map per class: the most probable ones, or those that were requested."""
     features: np.ndarray
     """(rows, columns, 3): colors from 0 to 1."""
     norms: np.ndarray
@@ -61,9 +63,12 @@ class InspectedImage:
         return {
             "name": self.name,
             "grid": list(self.grid),
-            "predictions": [{"label": row.label, "probability": _plain(row.probability)} for row in self.relevance],
+            "predictions": [{"label": label, "probability": _plain(value)} for label, value in self.predictions],
             "rollout": _plain(self.rollout, 6),
-            "relevance": [{"label": row.label, "map": _plain(row.map, 6)} for row in self.relevance],
+            "relevance": [
+                {"label": row.label, "probability": _plain(row.probability), "map": _plain(row.map, 6)}
+                for row in self.relevance
+            ],
             "token_norms": {
                 "median": _plain(np.median(self.norms, axis=(1, 2))),
                 "maximum": _plain(self.norms.max(axis=(1, 2))),

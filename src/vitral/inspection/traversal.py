@@ -30,6 +30,23 @@ def check_vit(model: nn.Module) -> ViT:
     raise ConfigError(f"Cannot inspect a {name}: {reason}.", hint="Pass a ViT or a hybrid (r50-vit-b16).")
 
 
+def check_unmerged(model: nn.Module) -> ViT:
+    """Return the model. Raise ConfigError if it merges tokens, which takes the patches of its attention away."""
+    vit = check_vit(model)
+    if vit.config.merge:
+        problem = f"Attention maps need every patch, but this model merges tokens (merge={vit.config.merge})."
+        raise ConfigError(problem, hint="Load it without merging: vitral.load(..., merge=0).")
+    return vit
+
+
+def check_classifier(model: nn.Module, purpose: str) -> ViT:
+    """Return the model. Raise ConfigError if it does not predict classes of images."""
+    vit = check_vit(model)
+    if not vit.config.num_classes or vit.config.pool == "none":
+        raise ConfigError(f"{purpose} needs a model that predicts classes.", hint="Train a head: vitral train --from.")
+    return vit
+
+
 def run_images(model: ViT, images: Images, compute: Callable[[Images], list[Tensor]], *, layers: int = 1) -> Maps:
     """Return the results of `compute`, which returns one tensor per image, stacked for a batch of images.
 
@@ -65,8 +82,26 @@ def attention_bytes(config: ViTConfig, grid: tuple[int, int]) -> int:
 
 
 def relevance_bytes(config: ViTConfig, grid: tuple[int, int]) -> int:
-    """Return the memory that relevance needs per image: the attention weights of all layers, and their gradients."""
-    return 2 * config.blocks * attention_bytes(config, grid)
+    """Return the memory that relevance needs per image.
+
+    These are the attention weights of all layers, and then either the activations that their gradients need or those
+    gradients: the backward pass frees the former as it fills the latter."""
+    attention = config.blocks * attention_bytes(config, grid)
+    tokens = config.extra_tokens + grid[0] * grid[1]
+    activations = 4 * config.blocks * tokens * (6 * config.width + config.mlp_width)
+    return attention + max(attention, activations)
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Generator[None]:
+    """Compute no gradients of the weights inside the context, which would keep more activations in memory."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        model.requires_grad_(False)
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
 
 
 @contextmanager

@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GRAY, INK = "#2b6cb0", "#c05621", "#8d99ae", "#2d3748"
 MAX_LAYER_ROWS = 12
+FIGURES = tuple(
+    f"{name}.png" for name in ("images", "attention", "distance", "tokens", "filters", "positions", "faithfulness")
+)
 
 
 def draw_figures(inspection: "Inspection", folder: Path) -> None:
-    """Write images.png, attention.png, distance.png, tokens.png, filters.png, and positions.png if there are any."""
+    """Write images.png, attention.png, distance.png, tokens.png, filters.png, and positions.png if there are any.
+
+    Remove the other figures of an earlier inspection."""
     first = inspection.images[0]
     figures: dict[str, tuple[float, float, Callable[[Figure], None]]] = {
         "images": (9.6, 2.5 * len(inspection.images) + 0.3, lambda figure: _draw_images(figure, inspection)),
@@ -34,6 +39,9 @@ def draw_figures(inspection: "Inspection", folder: Path) -> None:
         figures["positions"] = (6.4, 6.4, lambda figure: _draw_positions(figure, inspection))
     if inspection.faithfulness:
         figures["faithfulness"] = (6.4, 4.0, lambda figure: _draw_faithfulness(figure, inspection.faithfulness))
+    for file in FIGURES:
+        if file.removesuffix(".png") not in figures:
+            (folder / file).unlink(missing_ok=True)
     for name, (width, height, draw) in figures.items():
         _save(folder / f"{name}.png", width, height, draw)
 

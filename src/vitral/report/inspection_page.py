@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import os
 import zlib
 from html import escape
 from importlib.resources import files
@@ -17,7 +18,7 @@ from PIL import Image
 from vitral.errors import ConfigError, VitralError
 from vitral.files import as_text, printable, write_json, write_text
 from vitral.inspection.overlays import TINY, to_rgb, with_contrast
-from vitral.report.inspection_figures import draw_figures
+from vitral.report.inspection_figures import FIGURES, draw_figures
 
 if TYPE_CHECKING:
     from vitral.inspection.results import AttentionTable, InspectedImage, Inspection
@@ -30,10 +31,14 @@ LONG_TOKEN = 3.0
 
 def check_target(folder: Path, *, overwrite: bool) -> None:
     """Raise ConfigError if the folder cannot be used or already holds an inspection."""
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder.", hint="Pass another --out.")
-    if (folder / PAGE).exists() and not overwrite:
-        raise ConfigError(f"{folder / PAGE} already exists.", hint="Pass another --out, or --overwrite.")
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise ConfigError(f"{existing} is not a folder.", hint="Pass another --out.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{existing} is not writable.", hint="Pass another --out.")
+    for name in () if overwrite else (PAGE, NUMBERS, *FIGURES):
+        if (folder / name).exists():
+            raise ConfigError(f"{folder / name} already exists.", hint="Pass another --out, or --overwrite.")
 
 
 def write_inspection(inspection: "Inspection", folder: Path) -> Path:
@@ -41,7 +46,7 @@ def write_inspection(inspection: "Inspection", folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"Cannot create {folder}: {error.strerror}.") from error
+        raise ConfigError(f"Cannot create {folder}: {error.strerror}.", hint="Pass another --out.") from error
     write_json(folder / NUMBERS, inspection.as_dict(), VitralError)
     draw_figures(inspection, folder)
     write_text(folder / PAGE, render_inspection(inspection), VitralError)
@@ -68,14 +73,13 @@ def render_inspection(inspection: "Inspection") -> str:
 def _payload(inspection: "Inspection") -> dict[str, Any]:
     """Return everything that the script draws."""
     model = dict(inspection.model)
-    grid = inspection.images[0].grid
     return {
         "name": _name(inspection.name),
         "model": model,
         "definitions": dict(inspection.definitions),
         "distance": np.round(inspection.distance.astype(float), 3).tolist(),
         "distance_images": inspection.distance_images,
-        "uniform_distance": uniform_distance(grid, model["patch"]),
+        "uniform_distance": _uniform_distances(inspection),
         "positions": _positions(inspection.position_similarity),
         "filters": {
             "tiles": [png_data(filter_image(component)) for component in inspection.filters],
@@ -99,6 +103,9 @@ def _image(image: "InspectedImage") -> dict[str, Any]:
         "pixelated": max(height, width) < TINY,
         "grid": list(image.grid),
         "rollout": _base64(to_bytes(with_contrast(image.rollout))),
+        "predictions": [
+            {"label": _name(label), "probability": round(probability, 4)} for label, probability in image.predictions
+        ],
         "relevance": [
             {
                 "label": _name(row.label),
@@ -137,6 +144,14 @@ def _positions(similarity: np.ndarray | None) -> dict[str, Any] | None:
     scaled = (shown - low) / max(1 - low, 1e-12)
     note = "" if step == 1 else f" The figure has one of {step} x {step} positions."
     return {"grid": list(shown.shape[:2]), "values": _base64(to_bytes(scaled)), "note": note}
+
+
+def _uniform_distances(inspection: "Inspection") -> float | None:
+    """Return the mean over the shown images; None for axial attention, whose queries see one line."""
+    if inspection.model["attention"] == "axial":
+        return None
+    patch = inspection.model["patch"]
+    return round(float(np.mean([uniform_distance(image.grid, patch) for image in inspection.images])), 3)
 
 
 def uniform_distance(grid: tuple[int, int], pixels: list[int]) -> float:

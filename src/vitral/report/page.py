@@ -28,6 +28,8 @@ from vitral.report.text import (
 from vitral.runs import Run, quote
 
 MAX_CLASS_ROWS, MAX_LABEL_ERRORS, MAX_NEAR_DUPLICATES = 200, 48, 50
+MAX_OPEN_IMAGES = 24
+"""More images of a gallery are folded away."""
 
 Report = Mapping[str, Any]
 """The content of report.json."""
@@ -151,12 +153,16 @@ def _calibration(scores: Report) -> str:
 
 
 def _with_relevance(run: Run, name: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return images beside the relevance of their predictions, if it was drawn."""
+    """Return images beside the relevance of their predictions, as far as it was drawn."""
     files = [f"{name}-{number:02d}.png" for number in range(1, len(rows) + 1)]
-    has_overlays = any((run.plots / f"relevance-{file}").is_file() for file in files)
+    drawn = sum((run.plots / f"relevance-{file}").is_file() for file in files)
     text = "The colors show which patches speak for the prediction, bright for the most (vitral inspect shows more)."
-    gallery = _gallery(run, zip(files, (row["prediction"] for row in rows), rows, strict=True))
-    return (_paragraphs([text]) if has_overlays else "") + gallery
+    if 0 < drawn < len(files):
+        text += f" They are drawn for {drawn} of {len(files)} images, so that the report is not late."
+    figures = list(zip(files, (row["prediction"] for row in rows), rows, strict=True))
+    first, rest = figures[:MAX_OPEN_IMAGES], figures[MAX_OPEN_IMAGES:]
+    folded = f"<details><summary>{len(rest)} more</summary>{_gallery(run, rest)}</details>" if rest else ""
+    return (_paragraphs([text]) if drawn else "") + _gallery(run, first) + folded
 
 
 def _label_errors(run: Run, errors: Sequence[Mapping[str, Any]]) -> str:
@@ -283,6 +289,7 @@ pre { background: var(--shade); padding: 10px; border-radius: 6px; overflow-x: a
 figure { margin: 0; } figure img { width: 96px; } figure img + img { margin-left: 8px; }
 figcaption { font-size: 12px; overflow-wrap: anywhere; }
 small { color: var(--quiet); }
+details { margin-top: 14px; } summary { cursor: pointer; color: var(--blue); margin-bottom: 12px; }
 """
 
 _PAGE = """<!doctype html>

@@ -10,9 +10,10 @@ from PIL import Image
 from tests.conftest import small_model
 from tests.data.images import class_folders
 from vitral.data.batches import Batch, BatchLoader, ImageDataset
-from vitral.data.dataset import DatasetIndex
+from vitral.data.dataset import DatasetIndex, FileSource, Item
 from vitral.data.sources import open_dataset
 from vitral.data.splits import Splits, choose_splits
+from vitral.inference.pipeline import ModelOutputs
 from vitral.preprocess import Preprocess
 from vitral.runs import Run
 from vitral.training.config import as_resolved
@@ -20,6 +21,7 @@ from vitral.training.events import Measuring
 from vitral.training.settings import with_settings
 from vitral.training.tasks import Measurement
 from vitral.training.tasks.classification import Classification
+from vitral.training.tasks.relevance_images import relevance_files, typical_images
 
 PREPROCESS = Preprocess(size=(16, 16))
 
@@ -157,3 +159,17 @@ def test_overlays_stop_when_they_take_too_long(
     task.draw(model, run, measured.report, data[1].test)
     assert not list(run.plots.glob("relevance-*.png"))
     assert "stopped after" in run.log.read_text()
+
+
+def test_mistakes_and_typical_images_are_drawn_by_turns() -> None:
+    """A time limit leaves some of each."""
+    row = {"key": "a.jpg"}
+    files = [file for file, _ in relevance_files({"mistakes": [row], "typical": [row, row]})]
+    assert files == ["relevance-mistake-01.png", "relevance-typical-01.png", "relevance-typical-02.png"]
+
+
+def test_every_class_has_a_typical_image() -> None:
+    labels = torch.arange(102)
+    items = [Item(f"{number}.jpg", number, FileSource("x.jpg")) for number in range(102)]
+    outputs = ModelOutputs(items=items, outputs=torch.eye(102), labels=labels, indices=labels, unreadable=())
+    assert len(typical_images(outputs, [str(number) for number in range(102)])) == 102

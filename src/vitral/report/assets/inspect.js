@@ -241,7 +241,7 @@
   }
   function drawGallery() {
     byId("gallery").replaceChildren(...data.images.map((image, number) => {
-      const photo = figure([element("b", { textContent: image.name }), ...bars(image.relevance)]);
+      const photo = figure([element("b", { textContent: image.name }), ...bars(image.predictions)]);
       draw(photo.canvas, number, null, image.grid, 420);
       const rolled = figure([element("b", { textContent: "Rollout" }), " of attention through all layers"]);
       draw(rolled.canvas, number, bytesToMap(image.rollout), image.grid, 420);
@@ -299,13 +299,15 @@
   const layerTicks = (count) => [...Array(count).keys()].map((layer) => layer + 1).filter((layer) => count <= 16 || layer === 1 || layer % 4 === 0);
 
   function drawDistance() {
-    const all = data.distance.flat(), wide = byId("distance").clientWidth > 640;
+    const all = data.distance.flat(), uniform = data.uniform_distance || 0, wide = byId("distance").clientWidth > 640;
     const { node, x, y } = chart(byId("distance"), {
-      xRange: [0.6, data.model.layers + 0.4], yRange: [0, 1.08 * Math.max(...all, data.uniform_distance)], xTitle: "layer", yTitle: "pixels",
+      xRange: [0.6, data.model.layers + 0.4], yRange: [0, 1.08 * Math.max(...all, uniform, 1e-6)], xTitle: "layer", yTitle: "pixels",
       xTicks: layerTicks(data.model.layers), width: wide ? 1040 : 460, height: wide ? 340 : 300,
     });
-    node.append(svg("path", { class: "dashed", d: path([[x(0.6), y(data.uniform_distance)], [x(data.model.layers + 0.4), y(data.uniform_distance)]]) }));
-    node.append(svg("text", { x: x(0.65), y: y(data.uniform_distance) - 6 }, "all patches alike"));
+    if (uniform) {
+      node.append(svg("path", { class: "dashed", d: path([[x(0.6), y(uniform)], [x(data.model.layers + 0.4), y(uniform)]]) }));
+      node.append(svg("text", { x: x(0.65), y: y(uniform) - 6 }, "all patches alike"));
+    }
     node.append(svg("path", { class: "mean", d: path(data.distance.map((heads, layer) => [x(layer + 1), y(heads.reduce((a, b) => a + b, 0) / heads.length)])) }));
     data.distance.forEach((heads, layer) => heads.forEach((value, head) => {
       const dot = svg("circle", { class: "dot", cx: x(layer + 1 + 0.3 * ((head + 0.5) / heads.length - 0.5)), cy: y(value), r: wide ? 6.5 : 4.5, tabindex: 0, role: "button", "data-layer": layer, "data-head": head });
@@ -432,5 +434,7 @@
     window.addEventListener("resize", () => { drawDistance(); drawAttention(); });
     document.documentElement.dataset.ready = "true";
   }
-  start();
+  start().catch((error) => {
+    byId("name").after(element("p", { className: "note", textContent: `This browser cannot draw the page (${error.message}). Use a newer one. The PNG files beside it show the same figures.` }));
+  });
 })();

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ from vitral.inspection.overlays import heat
 from vitral.model.vit import ViT
 from vitral.runs import Run
 
-MAX_SECONDS, MAX_TYPICAL = 3.0, 12
-"""A large model on a CPU gets fewer overlays instead of a late report."""
+MAX_SECONDS, MAX_TYPICAL = 20.0, 120
+"""A large model on a CPU gets fewer overlays instead of a late report, and 1,000 classes do not make a huge one."""
 
 
 def typical_images(outputs: ModelOutputs, classes: Sequence[str]) -> list[dict[str, Any]]:
-    """Return one image per class, at most 12: of those predicted correctly, the one with the median probability."""
+    """Return one image per class, at most 120: of those predicted correctly, the one with the median probability."""
     if outputs.labels.ndim != 1:
         return []
     probabilities, predicted = outputs.outputs.softmax(dim=1).max(dim=1)
@@ -50,10 +51,12 @@ def draw_relevance(loaded: LoadedModel, run: Run, report: Mapping[str, Any], ite
 
 
 def relevance_files(report: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the file name of each overlay with its row of the report: mistakes, then typical images."""
-    for kind, name in (("mistakes", "mistake"), ("typical", "typical")):
-        for number, row in enumerate(report.get(kind) or (), 1):
-            yield f"relevance-{name}-{number:02d}.png", row
+    """Yield the file name of each overlay with its row of the report: mistakes and typical images by turns."""
+    by_kind = [
+        [(f"relevance-{name}-{number:02d}.png", row) for number, row in enumerate(report.get(kind) or (), 1)]
+        for kind, name in (("mistakes", "mistake"), ("typical", "typical"))
+    ]
+    yield from (pair for pair in chain.from_iterable(zip_longest(*by_kind)) if pair is not None)
 
 
 def _draw(loaded: LoadedModel, model: ViT, run: Run, report: Mapping[str, Any], items: Mapping[str, Item]) -> None:
