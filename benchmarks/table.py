@@ -76,9 +76,29 @@ def merging_table() -> str:
     return "\n".join(lines)
 
 
+def serve_table() -> str:
+    if not any(RESULTS.glob("serve-*.json")):
+        return ""
+    result = newest("serve")
+    machine, rows = result["machine"], result["rows"]
+    versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("transformers", "litserve", "timm"))
+    lines = [
+        f"S/16 at 224 px from JPEG photos, {rows[0]['clients']} clients in a process of their own, "
+        f"{machine['threads']} cores ({machine['cpu']}), {versions}, {machine['date']}. Medians of {rows[0]['rounds']} rounds:",
+        "",
+        "| | images/s | p50, ms | p99, ms |",
+        "|---|---|---|---|",
+    ]
+    for row in sorted(rows, key=lambda row: -row["rate"]):
+        times = [f"{1000 * row[name]:.0f}" if row[name] else "" for name in ("p50", "p99")]
+        lines.append(f"| {row['server']} | {row['rate']:.1f} | {' | '.join(times)} |")
+    return "\n".join([*lines, ""])
+
+
 def renew_page(text: str) -> str:
     """Return the page with the newest tables between its markers."""
     tables = {"results": f"{forward_table()}\n\n{mixed_table()}\n", "merging": f"\n{merging_table()}"}
+    tables["serve"] = f"\n{serve_table()}\n"
     for name, table in tables.items():
         start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         before, after = text.split(start)[0], text.split(end)[1]
@@ -88,4 +108,4 @@ def renew_page(text: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(renew_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(forward_table(), mixed_table(), merging_table(), sep="\n\n")
+    print(forward_table(), mixed_table(), merging_table(), serve_table(), sep="\n\n")
