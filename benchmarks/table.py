@@ -84,7 +84,8 @@ def serve_table() -> str:
     versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("transformers", "litserve", "timm"))
     lines = [
         f"S/16 at 224 px from JPEG photos, {rows[0]['clients']} clients in a process of their own, "
-        f"{machine['threads']} cores ({machine['cpu']}), {versions}, {machine['date']}. Medians of {rows[0]['rounds']} rounds:",
+        f"{machine['threads']} cores ({machine['cpu']}), {versions}, {machine['date']}. "
+        f"Medians of {rows[0]['rounds']} rounds:",
         "",
         "| | images/s | p50, ms | p99, ms |",
         "|---|---|---|---|",
