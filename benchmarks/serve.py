@@ -238,7 +238,7 @@ async def apply_load(url: str, folder: Path, clients: int, seconds: float, arriv
             number += clients
 
     start = time.perf_counter()
-    tasks = [asyncio.create_task(client(number)) for number in range(clients)]
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(client(number)) for number in range(clients)]
     for number in range(round(arrivals * seconds)):
         await asyncio.sleep(max(0.0, start + number / arrivals - time.perf_counter()))
         tasks.append(asyncio.create_task(send(number)))
