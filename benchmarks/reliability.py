@@ -49,6 +49,17 @@ LINES = {
         ("10,000 predictions with 500 bad files, killed 20 times", "no row lost or doubled"),
         ("One image by command, Python, server and ONNX", "the same top 5, probabilities within 1e-5 (ONNX 1e-4)"),
     ],
+    "Server": [
+        (
+            "Twice as many requests as a server can compute",
+            "only 200, 429 and 503; p99 at most the queue and two batches; memory flat (5 %)",
+        ),
+        ("20,000 mixed requests to a server", "no swapped response"),
+        ("50,000 mutated files and requests", "no 500, no crash, at most 200 MB"),
+        ("SIGTERM to a server under load, 20 times", "every accepted request answered, exit within 15 s"),
+        ("kill -9 of the model's worker, 20 times", "503 within 1 s, ready within 10 s"),
+        ("1,000 slow clients beside a normal one", "latency at most 1.5 times"),
+    ],
 }
 
 

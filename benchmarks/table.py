@@ -149,6 +149,26 @@ def about(result: dict[str, Any]) -> str:
     return f"{machine['date']}, {machine['cpu']}, {machine['threads']} threads ({instructions}); {versions}."
 
 
+def serve_table() -> str:
+    if not any(RESULTS.glob("serve-*.json")):
+        return ""
+    result = newest("serve")
+    machine, rows = result["machine"], result["rows"]
+    versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("transformers", "litserve", "timm"))
+    lines = [
+        f"S/16 at 224 px from JPEG photos, {rows[0]['clients']} clients in a process of their own, "
+        f"{machine['threads']} cores ({machine['cpu']}), {versions}, {machine['date']}. "
+        f"Medians of {rows[0]['rounds']} rounds:",
+        "",
+        "| | images/s | p50, ms | p99, ms |",
+        "|---|---|---|---|",
+    ]
+    for row in sorted(rows, key=lambda row: -row["rate"]):
+        times = [f"{1000 * row[name]:.0f}" if row[name] else "" for name in ("p50", "p99")]
+        lines.append(f"| {row['server']} | {row['rate']:.1f} | {' | '.join(times)} |")
+    return "\n".join([*lines, ""])
+
+
 def renew_page(text: str) -> str:
     """Return the page with the newest tables between its markers."""
     tables = {
@@ -157,6 +177,7 @@ def renew_page(text: str) -> str:
         "engines": f"\n{engines_table()}",
         "folders": f"\n{folder_table()}",
         "training": f"\n{training_table()}",
+        "serve": f"\n{serve_table()}",
     }
     for name, table in tables.items():
         start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
@@ -168,5 +189,12 @@ def renew_page(text: str) -> str:
 if __name__ == "__main__":
     PAGE.write_text(renew_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     print(
-        forward_table(), mixed_table(), merging_table(), engines_table(), folder_table(), training_table(), sep="\n\n"
+        forward_table(),
+        mixed_table(),
+        merging_table(),
+        engines_table(),
+        folder_table(),
+        training_table(),
+        serve_table(),
+        sep="\n\n",
     )

@@ -11,6 +11,8 @@ import socket
 import struct
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from io import BytesIO
 
 import httpx
@@ -134,6 +136,8 @@ def test_color_modes(server: RunningServer) -> None:
     modes = {"cmyk": IMAGE.convert("CMYK"), "gray": IMAGE.convert("L")}
     files = {name: encoded(image, "JPEG", quality=95) for name, image in modes.items()}
     files |= {"progressive": encoded(IMAGE, "JPEG", progressive=True)}
+    adobe = files["cmyk"].index(b"\xff\xee")  # without this segment the colors are not inverted
+    files["plain cmyk"] = files["cmyk"][:adobe] + files["cmyk"][adobe + 16 :]
     for content in files.values():
         as_rgb = encoded(Image.open(BytesIO(content)).convert("RGB"), "PNG")
         expected, got = probabilities(server, as_rgb), probabilities(server, content)
@@ -176,7 +180,8 @@ def test_orientations(server: RunningServer) -> None:
 
 def test_odd_metadata(server: RunningServer) -> None:
     loop = b"Exif\0\0II*\0\x08\0\0\0\1\0\x69\x87\4\0\1\0\0\0\x08\0\0\0\x08\0\0\0"  # an IFD that contains itself
-    for options in (dict(icc_profile=b"not a profile"), dict(exif=b"Exif\0\0" + bytes(60_000)), dict(exif=loop)):
+    exif = b"Exif\0\0" + bytes(60_000)
+    for options in (dict(icc_profile=b"not a profile"), dict(exif=exif), dict(exif=loop), dict(xmp=bytes(60_000))):
         assert probabilities(server, encoded(IMAGE, "JPEG", **options)) == probabilities(server, JPEG)
 
 
@@ -186,11 +191,24 @@ def test_animations_show_the_first_frame(server: RunningServer, format: str) -> 
     content = encoded(
         photo(32, 32), format, save_all=True, append_images=frames, **({} if format == "PNG" else {"lossless": True})
     )
-    start = time.monotonic()
-    got = probabilities(server, content)
-    assert time.monotonic() - start < 5  # below 1 s on an idle machine
+    fastest = 9.0
+    for _ in range(3):
+        start = time.monotonic()
+        got = probabilities(server, content)
+        fastest = min(fastest, time.monotonic() - start)
+    assert fastest < 1
     expected = probabilities(server, encoded(photo(32, 32), "PNG"))
     assert max(abs(expected[label] - got[label]) for label in expected) < 1e-4
+
+
+def test_many_scans(server: RunningServer) -> None:
+    """A progressive JPEG with thousands of scans is refused: each takes the time of all pixels."""
+    progressive = encoded(Image.new("L", (4000, 4000), 128), "JPEG", progressive=True)
+    check(server.post(progressive), 200)
+    scan = progressive[progressive.rindex(b"\xff\xda") : -2]
+    start = time.monotonic()
+    check(server.post(progressive[:-2] + scan * 100_000 + b"\xff\xd9"), 422, "corrupt")
+    assert time.monotonic() - start < 2
 
 
 def test_compressed_metadata(server: RunningServer) -> None:
@@ -209,17 +227,17 @@ def test_declared_length(server: RunningServer) -> None:
 
 def test_endless_chunked_body(server: RunningServer) -> None:
     block = b"10000\r\n" + bytes(65536) + b"\r\n"
+    sent = 0
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(request(b"", "Transfer-Encoding: chunked"))
-        sent = 0
-        try:
-            while sent < 60 * MB:
-                connection.sendall(block)
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(RawResponse.read, connection)
+            while not reading.done() and sent < 60 * MB:
+                with suppress(OSError):
+                    connection.sendall(block)
                 sent += len(block)
-        except OSError:
-            pass
-        response = RawResponse.read(connection)
-    assert response.status in (413, 0)  # 0: reset after two seconds of further bytes
+            response = reading.result()
+    assert (response.status, response.code) == (413, "too_large")
     assert sent < 50 * MB
 
 
@@ -233,7 +251,7 @@ def test_chunked_body_at_the_limit(server: RunningServer) -> None:
 def test_tiny_chunks(server: RunningServer) -> None:
     before = cpu_seconds(server.process.pid)
     response = server.exchange(request(b"", "Transfer-Encoding: chunked") + b"1\r\nX\r\n" * 3_000_000 + b"0\r\n\r\n")
-    assert response.status in (413, 400, 0)
+    assert (response.status, response.code) == (413, "too_many_chunks")
     assert cpu_seconds(server.process.pid) - before < 1
 
 
@@ -266,7 +284,7 @@ def test_multipart(server: RunningServer) -> None:
     check(post(body, MULTIPART + "b"), 200)
     check(post(body, "multipart/form-data"), 400, "bad_boundary")
     check(post(body, MULTIPART + "b" * 71), 400, "bad_boundary")
-    assert server.exchange(request(body, f"Content-Type: {MULTIPART}{'b' * MB}")).status in (400, 431)
+    assert server.exchange(request(body, f"Content-Type: {MULTIPART}{'b' * MB}")).status == 431  # a head of 1 MB
     check(post(part(b"x") * 10_000 + b"--b--\r\n", MULTIPART + "b"), 400, "too_many_images")
     check(post(part(JPEG)[:-200], MULTIPART + "b"), 400, "bad_multipart")
     check(post(b"--b--\r\n", MULTIPART + "b"), 400, "no_image")
@@ -296,6 +314,9 @@ def test_json(server: RunningServer) -> None:
     check(post("[" * 10_000), 400, "bad_json")
     check(post('{"image": ' + "[" * 100_000), 400, "bad_json")
     check(post('{"image": "", "top_k": NaN}'), 400, "bad_json")
+    start = time.monotonic()
+    check(post('{"images": [' + '"",' * 3_000_000 + '""]}'), 400, "bad_json")
+    assert time.monotonic() - start < 2
     for value in (-1, 0, 10**9, "a", True, 1.5, None, []):
         check(post(json.dumps({"image": image, "top_k": value})), 400, "invalid_parameter")
     for value in ("-1", "1000000000", "a", "nan", ""):

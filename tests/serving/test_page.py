@@ -172,6 +172,8 @@ def test_accessibility(browser: Browser, server: RunningServer, images: list[Pat
         visit.page.locator("#overlay:not([hidden])").wait_for()
         assert visit.violations() == []
         assert visit.page.evaluate("() => document.documentElement.scrollWidth") <= width
+        table = "() => { const box = document.querySelector('.scroll'); return box.scrollWidth - box.clientWidth; }"
+        assert visit.page.evaluate(table) <= 0, "a column of the table is cut off"
         if folder := os.environ.get("SCREENSHOTS"):
             visit.page.screenshot(path=f"{folder}/{scheme}-{width}.png", full_page=True)
         visit.check(allowed="status of 415")

@@ -100,8 +100,9 @@ def test_full_queue_and_deadline() -> None:
         os.kill(worker, signal.SIGCONT)
         codes = Counter(response.json()["error"]["code"] for response in responses)
         assert {response.status_code for response in responses} == {503}
-        assert codes["queue_full"] >= 4  # two batches of one image in the worker, four images in the queue
-        assert codes["timeout"] >= 6
+        assert set(codes) == {"queue_full", "timeout"}
+        assert codes["queue_full"] >= 4
+        assert codes["timeout"] >= 5  # a batch of one image that is computed, and four images that wait
         assert server.post(IMAGES[0]).status_code == 200
 
 

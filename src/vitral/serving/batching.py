@@ -123,7 +123,8 @@ class ModelQueue:
             limit = self.settings.max_per_client
             message = f"This client has {self._per_client[client]} images in the queue (limit: {limit})."
             self._refuse(RequestError(429, "too_many_requests", message, retry_after=1))
-        if len(self._waiting) + count > self.settings.max_queue:
+        computing = self.settings.max_batch * len(self.workers)
+        if len(self._images) + count > self.settings.max_queue + computing:
             self._refuse(busy("queue_full", "The queue is full.", self._seconds_to_empty()))
 
     def _refuse(self, error: RequestError) -> None:

@@ -54,7 +54,7 @@ class Gate:
         self.hosts = {*LOOPBACK, *(host.lower() for host in settings.allowed_hosts)}
         self.is_loopback = settings.host in LOOPBACK
         if not self.is_loopback:
-            self.hosts |= {settings.host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
+            self.hosts |= {settings.host.lower(), socket.gethostname().lower()}  # getfqdn would ask a name server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

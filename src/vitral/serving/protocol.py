@@ -10,6 +10,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from vitral.serving.refusals import RequestError
 from vitral.serving.settings import Limits
 
+LINGER_SECONDS = 2.0
+"""Seconds to read on after a refusal: closing a connection with unread bytes resets it, and the response is lost."""
 MAX_LINES = 40_000
 """Line breaks in a chunked body, two per chunk. Each chunk costs as much time as a kilobyte of an ordinary body."""
 
@@ -24,6 +26,8 @@ class LimitedProtocol(H11Protocol):
         self._head_bytes = 0
         self._lines = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -31,9 +35,23 @@ class LimitedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self.resume_writing()
         super().connection_lost(exc)
 
+    def pause_writing(self) -> None:
+        """Abort the connection if its client does not read, which would keep the response in memory for ever."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self.limits.body_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+        super().resume_writing()
+
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:  # it is read and dropped until the client has seen the response
+            return
         if self._is_reading_head():
             if self._head_timer is None:  # the next request of an open connection
                 self._start_timer()
@@ -61,18 +79,20 @@ class LimitedProtocol(H11Protocol):
 
     def send_error(self, error: RequestError) -> None:
         """Send an error and close the connection, unless a response has started."""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._is_refused:
             return
         self._stop_timer()
+        self._is_refused = True
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps(error.content).encode()
             head = f"HTTP/1.1 {error.status} {error.code}\r\nContent-Type: application/json\r\n"
             head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
             self.transport.write(head.encode() + body)
+            self.transport.write_eof()
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self.transport.close()
+        self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
     def _is_reading_head(self) -> bool:
         return self.conn.their_state is h11.IDLE

@@ -43,6 +43,8 @@ class RequestError(Exception):
     def headers(self) -> dict[str, str]:
         """Return the headers that belong to the status."""
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        if self.code == "draining":  # clients with open connections look for another server
+            headers["Connection"] = "close"
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 

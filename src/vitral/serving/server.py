@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from vitral.serving.service import Service
 
+LAST_REQUESTS_SECONDS = 0.25
+"""After the listener has closed, seconds to refuse what is on its way on open connections."""
 GRACE_SECONDS = 3
 """After the drain, seconds for responses to reach slow clients."""
 
@@ -115,6 +117,9 @@ def _make_server(service: "Service") -> "uvicorn.Server":
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             await service.drain()
+            for listener in self.servers:
+                listener.close()
+            await asyncio.sleep(LAST_REQUESTS_SECONDS)
             await super().shutdown(sockets)
 
     settings = service.settings

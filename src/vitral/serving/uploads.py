@@ -6,6 +6,7 @@ Images are checked here by their first bytes, before they wait in the queue. The
 import base64
 import binascii
 import json
+import logging
 import struct
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,9 +23,12 @@ FORMATS = ("JPEG", "PNG", "WEBP")
 """The decoders that the internet reaches; the others have had the most security problems."""
 MAX_CHUNKS = 10_000
 """Chunks of a PNG and segments of a JPEG. Decoders walk them one by one, so a file of empty ones costs seconds."""
+MAX_SCANS = 100
+"""Scans of a JPEG; encoders write about ten. Each takes the time of all pixels, however few bytes it has."""
 MAX_FILE_NAME = 255
-MAX_DEPTH = 32
-"""Nested brackets in a JSON body; a request needs one."""
+MAX_TOKENS = 512
+"""Brackets, quotes, commas and colons in a JSON body. Base64 has none of them, so that a request needs few."""
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs a warning for every malformed body
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,9 +148,8 @@ def parse_json(body: bytes, limits: Limits) -> ParsedBody:
 
 
 def _load_json(body: bytes) -> object:
-    start = body[: 64 * 1024]
-    if start.count(b"[") + start.count(b"{") > MAX_DEPTH:  # base64 contains neither
-        raise invalid("bad_json", "The JSON body is nested too deeply.")
+    if sum(body.count(token) for token in (b"[", b"{", b'"', b",", b":")) > MAX_TOKENS:
+        raise invalid("bad_json", "The JSON body has too many values or is nested too deeply.")
     try:
         return json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -176,7 +179,7 @@ def check_image(content: bytes, limits: Limits) -> None:
         if name not in FORMATS:
             raise BadImageError("unsupported")
         check_start(content[:PEEKED_BYTES])
-        if _has_too_many_chunks(content, name):
+        if _has_too_many_chunks(content, name) or (name == "JPEG" and _has_too_many_scans(content)):
             raise BadImageError("corrupt")
         with suppress(struct.error, IndexError):  # the worker judges damaged headers
             check_size(*claimed_size(content[:PEEKED_BYTES], name), limits)
@@ -208,3 +211,9 @@ def _has_too_many_chunks(content: bytes, name: str) -> bool:
         else:
             at += 2 + struct.unpack_from(">H", content, at + 2)[0]
     return steps >= MAX_CHUNKS
+
+
+def _has_too_many_scans(content: bytes) -> bool:
+    start = content.find(b"\xff\xda")
+    end = content.find(b"\xff\xd9", start)  # between scans, 0xFF is followed by a marker or by zero
+    return content.count(b"\xff\xda", max(0, start), end if end > 0 else len(content)) > MAX_SCANS

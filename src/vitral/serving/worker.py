@@ -41,6 +41,7 @@ class Task:
     number: int
     kind: str
     options: dict[str, Any]
+    content: bytes = b""
     image: np.ndarray | None = None
     info: dict[str, Any] = field(default_factory=dict)
     ready: float = 0.0
@@ -58,7 +59,7 @@ class Worker:
         self._large = threading.Lock()
         self._ready: deque[Task] = deque()
         self._changed = threading.Condition()
-        self._decoding: set[int] = set()
+        self._decoding: dict[int, Task] = {}
         self._is_closed = False
 
     def send(self, head: dict[str, Any], content: bytes = b"") -> None:
@@ -73,22 +74,24 @@ class Worker:
             if "cancel" in head:
                 self._cancel(head["cancel"])
             else:
-                task = Task(number=head["id"], kind=head["task"], options=head["options"])
+                task = Task(number=head["id"], kind=head["task"], options=head["options"], content=content)
                 with self._changed:
-                    self._decoding.add(task.number)
-                decoders.submit(self._decode, task, content)
+                    self._decoding[task.number] = task
+                decoders.submit(self._decode, task)
         with self._changed:
             self._is_closed = True
             self._changed.notify()
 
     def _cancel(self, number: int) -> None:
-        """Drop an image that has not been computed."""
+        """Drop an image that has not been computed, and its bytes: clients can leave faster than it decodes."""
         with self._changed:
-            self._decoding.discard(number)
+            if task := self._decoding.pop(number, None):
+                task.content = b""
             self._ready = deque(task for task in self._ready if task.number != number)
 
-    def _decode(self, task: Task, content: bytes) -> None:
+    def _decode(self, task: Task) -> None:
         try:
+            content, task.content = task.content, b""
             if task.number not in self._decoding:  # cancelled
                 return
             task.image, task.info = self._prepare(content, with_box=task.kind == "attention")
@@ -107,7 +110,7 @@ class Worker:
                     self._changed.notify()
         finally:
             with self._changed:
-                self._decoding.discard(task.number)
+                self._decoding.pop(task.number, None)
 
     def _prepare(self, content: bytes, *, with_box: bool) -> tuple[np.ndarray, dict[str, Any]]:
         """Return the model's input before normalization, and the size of the image."""
@@ -147,6 +150,7 @@ class Worker:
             if not self._ready:  # cancelled meanwhile
                 return self._next_batch(max_batch, max_wait)
             kind = self._ready[0].kind
+            max_batch = 1 if kind == "attention" else max_batch  # it is computed per image; each result is sent at once
             batch: list[Task] = []
             while self._ready and self._ready[0].kind == kind and len(batch) < max_batch:
                 batch.append(self._ready.popleft())
