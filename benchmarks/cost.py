@@ -3,7 +3,8 @@
     python -m benchmarks.cost --save                       # ViT-S/16: about four minutes on 2 cores
 
 The exponent k of time ~ x^k is fitted to the fastest turns. The limit of a precision is the speed of one large matrix
-product, in torch or, for int8, in OpenVINO; the share is that of all operations of a forward pass in batches of eight, per second, in the limit.
+product, in torch or, for int8, in OpenVINO. The share is the speed of a forward pass of eight images, in operations per
+second, divided by the limit.
 """
 
 import argparse

@@ -140,7 +140,8 @@ def cost_table() -> str:
             lines.append(f"| {row['what']} | {values} | {group} | {shown} | {exponent:.2f} |")
     lines += [
         "",
-        f"The limit is the speed of one large matrix product, in torch or, for int8, in OpenVINO. Batches of {limits[0]['batch']} images:",
+        "The limit is the speed of one large matrix product, in torch or, for int8, in OpenVINO. Batches of "
+        f"{limits[0]['batch']} images:",
         "",
         "| engine | billion operations per second | limit | share |",
         "|---|---|---|---|",
