@@ -40,6 +40,9 @@ bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks.loader
 	$(BIN)/python -m benchmarks.scan
 	$(BIN)/python -m benchmarks.train_step
+	$(BIN)/python -m benchmarks.train_loading
+	$(BIN)/python -m benchmarks.engines
+	$(BIN)/python -m benchmarks.cost
 	$(BIN)/python -m benchmarks.serve
 
 # The site, in build/docs: every warning is an error. The first line writes the pages that repeat the code.

@@ -120,6 +120,62 @@ def folder_table() -> str:
     return "\n".join([*lines, ""])
 
 
+def cost_table() -> str:
+    if not any(RESULTS.glob("cost-*.json")):
+        return ""
+    result = newest("cost")
+    curves = [row for row in result["rows"] if row["what"] != "limit"]
+    limits = [row for row in result["rows"] if row["what"] == "limit"]
+    lines = [
+        f"{about(result)} Milliseconds of a forward pass of {curves[0]['model']}, and the exponent k of time ~ x^k:",
+        "",
+        "| x | values | | milliseconds | k |",
+        "|---|---|---|---|---|",
+    ]
+    for row in curves:
+        for group, times in row["milliseconds"].items():
+            exponent = row["exponents"][group]
+            shown = ", ".join(f"{value:.0f}" for value in times)
+            values = ", ".join(map(str, row["x"]))
+            lines.append(f"| {row['what']} | {values} | {group} | {shown} | {exponent:.2f} |")
+    lines += [
+        "",
+        "The limit is the speed of one large matrix product, in torch or, for int8, in OpenVINO. Batches of "
+        f"{limits[0]['batch']} images:",
+        "",
+        "| engine | billion operations per second | limit | share |",
+        "|---|---|---|---|",
+    ]
+    for row in limits:
+        cells = f"{row['gigaflops']:.0f} | {row['limit_gigaflops']:.0f} | {row['share']:.0%}"
+        lines.append(f"| {row['engine']} | {cells} |")
+    return "\n".join([*lines, ""])
+
+
+def losses_list() -> str:
+    """Return a sentence about each row of the newest results in which a peer is faster than vitral."""
+    lines = []
+    for row in newest("forward")["rows"]:
+        if row["ratio"] < 1:
+            case = f"{row['model']}, {PASSES[row['pass']]}, batch {row['batch']}"
+            lines.append(
+                f"- {case}: {row['fastest_peer']} takes {row['ratio']:.2f} times as long as eager torch in vitral."
+            )
+    for row in newest("train_step")["rows"]:
+        if row["ratio"]["default"] < 1:
+            lines.append(
+                f"- a training step of {row['model']}: timm takes {row['ratio']['default']:.2f} times as long."
+            )
+    if any(RESULTS.glob("engines-*.json")):
+        for row in newest("engines")["rows"]:
+            ratios = {title: ratio for title, ratio in row["ratios"].items() if "int8" not in title}
+            best = max(ratios, key=lambda title: ratios[title])
+            if ratios["auto"] < 0.92 * ratios[best]:
+                share = ratios["auto"] / ratios[best]
+                lines.append(f"- {row['model']}, batch {row['batch']}: auto reaches {share:.2f} of {best}.")
+    return "\n".join([*lines, ""]) if lines else "Nowhere in the newest results.\n"
+
+
 def training_table() -> str:
     result = newest("train_step")
     rows = result["rows"]
@@ -178,6 +234,8 @@ def renew_page(text: str) -> str:
         "folders": f"\n{folder_table()}",
         "training": f"\n{training_table()}",
         "serve": f"\n{serve_table()}",
+        "cost": f"\n{cost_table()}",
+        "losses": f"\n{losses_list()}",
     }
     for name, table in tables.items():
         start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
@@ -188,13 +246,4 @@ def renew_page(text: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(renew_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(
-        forward_table(),
-        mixed_table(),
-        merging_table(),
-        engines_table(),
-        folder_table(),
-        training_table(),
-        serve_table(),
-        sep="\n\n",
-    )
+    print(PAGE.read_text(encoding="utf-8"))

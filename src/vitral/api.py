@@ -1,5 +1,6 @@
 """The public functions that combine packages: train, train_events, export and inspect."""
 
+import atexit
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -7,8 +8,11 @@ from dataclasses import replace
 from functools import partial
 from inspect import signature as signature_of
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from vitral.collectives import current_world
 from vitral.console.training import show_progress
 from vitral.errors import ConfigError, DataError, check_number
 from vitral.exporting.exporter import Exported, check_target
@@ -193,6 +197,34 @@ def export(
     return export_checkpoint(checkpoint, path, to=to, from_bytes=from_bytes, on_stage=on_stage, **options)
 
 
+def find_int8(
+    model: str,
+    *,
+    images: str | Path | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    merge: int | None = None,
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> Path:
+    """Return the OpenVINO file of a model in int8, as `export` writes and measures it.
+
+    A run keeps its file, so that it is quantized once. Other files are deleted when the process ends.
+    """
+    if current_world().size > 1:
+        hint = "Run: vitral export MODEL --to openvino --precision int8, and pass the file as MODEL."
+        raise ConfigError("Several processes cannot quantize a model.", hint=hint)
+    options: dict[str, Any] = dict(to="openvino", precision="int8", overwrite=True, on_stage=on_stage)
+    run = Run.open(Path(model)) if Run.is_run(Path(model)) else None
+    if run is not None and image_size is None and merge is None:
+        is_current = run.int8.is_file() and run.int8.stat().st_mtime >= run.trained_model().stat().st_mtime
+        return run.int8 if is_current else Path(export(model, run.int8, **options).path)
+    folder = mkdtemp(prefix="vitral-int8-")
+    atexit.register(rmtree, folder, ignore_errors=True)
+    path = Path(folder) / "int8.xml"
+    calibration = None if run else images
+    export(model, path, images=calibration, image_size=image_size, merge=merge, **options)
+    return path
+
+
 def inspect(
     model: "str | Path | Checkpoint",
     images: "str | Path | Sequence[ImageInput]",
@@ -217,8 +249,6 @@ def inspect(
     labels: show the relevance of these classes instead of the most probable ones
     faithfulness: also delete the patches that the maps rank highest, to test the maps
     image_size: another input size than the model was trained at
-    merge: pairs of similar tokens to merge per block
-    from_bytes: let an ONNX file take one decoded image of any size, uint8 (height, width, channels), and resize it
     overwrite: replace the files of an earlier inspection
     on_stage: called with the name of each stage
     """

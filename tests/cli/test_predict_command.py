@@ -404,7 +404,7 @@ def test_format_does_not_apply_to_a_file(model: str, photos: Path, tmp_path: Pat
         ("predict MODEL PHOTOS --resume", "--out"),
         ("predict MODEL PHOTOS --out EMPTY/x.txt", ".csv or .jsonl"),
         ("predict MODEL PHOTOS --out EMPTY/no/x.csv", "EMPTY/no/x.csv"),
-        ("predict MODEL PHOTOS --precision int8", "precision"),
+        ("predict MODEL PHOTOS --precision int4", "precision"),
         ("predict MODEL PHOTOS --device tpu", "'tpu'"),
         ("features MODEL PHOTOS --out EMPTY/x.txt", ".npz or .parquet"),
         ("features MODEL PHOTOS --out EMPTY/no/x.npz", "EMPTY/no"),

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import onnxruntime
@@ -25,15 +26,18 @@ from vitral.exporting.exporter import (
 )
 from vitral.inference.engines import onnx_graph as onnx
 from vitral.inference.engines.graph import PixelModel
+from vitral.inference.engines.openvino import compile_model
 from vitral.model.bit import BiT
+from vitral.model.config import Pool, Position, PositionAt
 from vitral.model.network import Network
 from vitral.weights.checkpoint import Checkpoint, LoadReport
 
 
 def build_models() -> dict[str, Network]:
-    """Build one model of each kind; "large" stores its weights beside the file, as models above 2 GB do.
+    """Build models with every pool, position, stem and kind of attention.
 
-    The plain network is vit-cifar10, which docs/how-to/export.md exports.
+    "large" stores its weights beside the file, as models above 2 GB do. The plain network is vit-cifar10, which
+    docs/how-to/export.md exports.
     """
     models: dict[str, Network] = dict(
         convolutions=small_model(
@@ -45,8 +49,38 @@ def build_models() -> dict[str, Network]:
         axial=small_model(depth=1, position="relative", attention="axial", pool="mean"),
         bit=small_bit(),
         large=small_model(registers=2, pool="map", position="learned-2d", position_at="every-layer"),
+        joint=small_model(depth=2, pool="token+mean", position="learned", position_at="every-layer-shared"),
+        tokens=small_model(depth=1, pool="none", position="none"),
+        merging=small_model(depth=2, merge=2),
     )
     return models
+
+
+NAMES = ("convolutions", "hybrid", "axial", "bit", "large", "joint", "tokens", "merging")
+
+
+def test_the_models_cover_every_choice() -> None:
+    models = build_models()
+    assert tuple(models) == NAMES
+    configs = [model.config for model in models.values() if isinstance(model, vitral.ViT)]
+    assert {config.pool for config in configs} == set(get_args(Pool))
+    assert {config.position for config in configs} == set(get_args(Position))
+    assert {config.position_at for config in configs} == set(get_args(PositionAt))
+    assert {config.attention for config in configs} == {"full", "axial"}
+    assert {type(config.stem) for config in configs} == {type(None), vitral.ConvStem, vitral.ResNetStem}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_openvino_outputs_equal_the_models(tmp_path: Path, name: str) -> None:
+    """The export runs the file and compares it with the model; the second comparison has images of its own."""
+    torch.manual_seed(0)
+    checkpoint = checkpoint_of(build_models()[name])
+    assert export(checkpoint, tmp_path / "model.xml", to="openvino").difference < 1e-5
+    if name != "tokens":  # one output per token, which engines do not return
+        images = random_images(checkpoint, 5)
+        expected = compute_outputs(PixelModel(checkpoint.model, checkpoint.preprocess).eval(), [images])
+        engine = compile_model(tmp_path / "model.xml")
+        np.testing.assert_allclose(engine.logits(images.numpy()), expected, atol=1e-4, rtol=1e-5)
 
 
 def small_bit() -> BiT:
@@ -80,7 +114,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["convolutions", "hybrid", "axial", "bit", "large"])
+@pytest.mark.parametrize("name", NAMES)
 def test_onnx_runtime_outputs_equal_the_models(exported: Path, name: str) -> None:
     session = onnxruntime.InferenceSession(exported / f"{name}.onnx", providers=["CPUExecutionProvider"])
     metadata = json.loads(session.get_modelmeta().custom_metadata_map["vitral"])
@@ -89,7 +123,8 @@ def test_onnx_runtime_outputs_equal_the_models(exported: Path, name: str) -> Non
     assert (exported / f"{name}.onnx.data").is_file() == (name == "large")  # as for models above 2 GB
     assert b"vitral/model/vit.py" not in (exported / f"{name}.onnx").read_bytes()  # no stack traces with local paths
     assert session.get_inputs()[0].shape == ["batch", 3, *metadata["preprocess"]["size"]]
-    assert session.get_outputs()[0].shape == ["batch", len(metadata["labels"])]
+    tokens = [16] if name == "tokens" else []
+    assert session.get_outputs()[0].shape == ["batch", *tokens, len(metadata["labels"])]
     mean, std = (np.float64(metadata["preprocess"][name])[:, None, None] for name in ("mean", "std"))
     for count in (1, 5):
         pixels = np.random.default_rng(count).integers(0, 256, (count, 3, *metadata["preprocess"]["size"]), np.uint8)

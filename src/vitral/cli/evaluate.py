@@ -2,7 +2,7 @@
 
 import re
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +23,7 @@ from vitral.cli.parameters import (
     Text,
     option,
 )
+from vitral.cli.predict import quantize
 from vitral.console.output import show_as
 from vitral.console.progress import with_progress
 from vitral.console.results import show_evaluation
@@ -74,7 +75,7 @@ class Inference:
         Text, option("torch, compiled, onnxruntime, openvino or auto.", "ENGINE", show_default="torch")
     ] = None
     precision: Annotated[
-        Text, option("float32, bfloat16 or float16.", "PRECISION", show_default="float32; auto with --suite")
+        Text, option("float32, bfloat16, float16 or int8.", "PRECISION", show_default="float32; auto with --suite")
     ] = None
     batch_size: Annotated[OptionalInt, option("Images per batch.", show_default="64; 512 with --suite")] = None
     workers: Annotated[OptionalInt, option("Processes that load images.", show_default="0; auto with --suite")] = None
@@ -131,6 +132,10 @@ def evaluate_model(model: str, data: str | None, measures: Measures, inference: 
     """Evaluate a model on one dataset and show the result. Exit with code 3 if some images are unreadable."""
     from vitral.evaluation.evaluator import EvaluateOptions, evaluate_events
 
+    if inference.precision == "int8" and not model.endswith((".onnx", ".xml")):
+        sizes: dict[str, Any] = {"image_size": inference.image_size, "merge": measures.merge}
+        model = quantize(model, data, quiet=format != "human", **sizes)
+        measures, inference = replace(measures, merge=None), replace(inference, precision=None, image_size=None)
     options: dict[str, Any] = asdict(measures) | asdict(inference) | {"few_shot": parse_shots(measures.few_shot)}
     passed = EvaluateOptions(**{name: value for name, value in options.items() if value is not None})
     evaluation = with_progress(evaluate_events(model, data, passed), "Evaluating", quiet=format != "human")

@@ -24,7 +24,7 @@ from vitral.cli.parameters import (
     option,
 )
 from vitral.console.output import show_as, show_lines
-from vitral.console.progress import progress_bar, with_progress
+from vitral.console.progress import progress_bar, stages, with_progress
 from vitral.console.results import describe_feature_file, describe_prediction_file, write_human, write_quiet
 from vitral.errors import ConfigError, check_int, check_number
 from vitral.files import as_text, printable
@@ -49,7 +49,7 @@ def predict(
     merge: Merge = None,
     device: Device = "auto",
     engine: Engine = "auto",
-    precision: Precision = "auto",
+    precision: Annotated[str, option("float32, bfloat16, float16 or int8.", "PRECISION")] = "auto",
     batch_size: BatchSize = 32,
     processes: Processes = None,
     format: Annotated[
@@ -78,6 +78,10 @@ def predict(
         check_number("--reject", reject, above=0, maximum=1)
     check_output(out, format, resume=resume)
     files = list_images(images)
+    if precision == "int8" and not model.endswith((".onnx", ".xml")):
+        folder = next((path for path in images if Path(path).is_dir()), None)
+        model = quantize(model, folder, image_size=image_size, merge=merge, quiet=format != "human")
+        precision, image_size, merge = "auto", None, None
     predictor = open_predictor(
         model,
         device=device,
@@ -126,6 +130,14 @@ def open_predictor(model: str, **options: Any) -> "Predictor":
     for warning in predictor.loaded.warnings:
         print(f"vitral: warning: {printable(warning)}", file=sys.stderr)
     return predictor
+
+
+def quantize(model: str, images: str | None, *, quiet: bool, **options: Any) -> str:
+    """Return the OpenVINO file of a model in int8: that of its run, or a new one."""
+    from vitral.api import find_int8
+
+    with stages(quiet=quiet) as show_stage:
+        return str(find_int8(model, images=images, on_stage=show_stage, **options))
 
 
 def write_rows(events: "Iterator[Progress | PredictionFile]", out: Path, *, quiet: bool) -> int:

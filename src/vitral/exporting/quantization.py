@@ -119,7 +119,7 @@ def run_nncf(nncf: Any, model: Any, calibration: np.ndarray, ignored: Sequence[s
 
 
 def layers_by_kind(model: Any, config: Config) -> dict[str, list[str]]:  # noqa: ANN401
-    """Return the names of the matrix products with weights, by the shape of their weights."""
+    """Return the names of the matrix products with weights, by the shape of their weights; the first is for patches."""
     width, hidden = config.width, getattr(config, "mlp_width", 0)
     kinds = {
         (3 * width, width): "qkv",
@@ -134,7 +134,7 @@ def layers_by_kind(model: Any, config: Config) -> dict[str, list[str]]:  # noqa:
             source = operation.input_value(1).get_node().get_type_name()
             if source in ("Constant", "Convert") and shape.is_static:
                 sides = tuple(shape.to_shape())
-                kind = kinds.get(sides, kinds.get(sides[::-1], "patches and head"))
+                kind = kinds.get(sides, kinds.get(sides[::-1], "patches and head")) if layers else "patches and head"
                 layers.setdefault(kind, []).append(operation.get_friendly_name())
     return layers
 

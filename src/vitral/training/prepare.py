@@ -290,13 +290,13 @@ def build_loaders(
     images = partial(ImageDataset, preprocess=preprocess, seed=config.seed, patch=network.step_hw)
     world = current_world()
     share = {"rank": world.rank, "world": world.size}
-    is_overlapped = config.device == "cpu" and not config.workers
+    threads = max(1, loading_threads() // (2 * world.local_size))  # the step needs cores as well
     loader = partial(
         BatchLoader,
         classes=len(dataset.classes),
         multi_label=dataset.multi_label,
         workers=config.workers,
-        threads=max(1, loading_threads() // world.local_size) if is_overlapped else 0,
+        threads=threads if config.device == "cpu" and not config.workers else 0,
         **share,
     )
     size = config.batch_size

@@ -1,0 +1,157 @@
+"""Measure how the time of a forward pass grows with tokens, batch and threads, and its share of the matmul limit.
+
+    python -m benchmarks.cost --save                       # ViT-S/16: about four minutes on 2 cores
+
+The exponent k of time ~ x^k is fitted to the fastest turns. The limit of a precision is the speed of one large matrix
+product, in torch or, for int8, in OpenVINO. The share is the speed of a forward pass of eight images, in operations per
+second, divided by the limit.
+"""
+
+import argparse
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import vitral
+from benchmarks.engines import build_engines
+from benchmarks.peers import randomize
+from benchmarks.timing import describe_machine, fastest_turns, save
+from vitral.devices import choose_precision
+from vitral.exporting.quantization import import_nncf
+from vitral.inference.engines import Engine
+from vitral.inference.engines.choosing import Subject, build_engine, example_images
+from vitral.inference.engines.openvino import import_openvino
+from vitral.model.cost import count_cost
+from vitral.preprocess import Preprocess
+
+SIDES = (96, 160, 224, 320, 448)
+BATCHES = (1, 2, 4, 8, 16)
+SIDE = 2048
+"""Of the square matrices whose product is the limit."""
+Turns = dict[str, Callable[[], Any]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="vit-s16")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--save", action="store_true", help="write a dated JSON file to benchmarks/results")
+    options = parser.parse_args()
+    rows = [
+        measure_tokens(options.model, options.rounds),
+        measure_batches(options.model, options.rounds),
+        measure_threads(options.model, options.rounds),
+        *measure_limits(options.model, options.rounds),
+    ]
+    for row in rows:
+        print(row, flush=True)
+    if options.save:
+        save("cost", describe_machine("openvino", "nncf"), rows)
+
+
+def make_subject(name: str, side: int = 224) -> Subject:
+    model = randomize(vitral.create(name, image_size=side, activation="gelu")).eval()
+    assert isinstance(model, vitral.ViT)
+    preprocess = Preprocess(size=(side, side))
+    return Subject(model=model, preprocess=preprocess, device=torch.device("cpu"), multi_label=False)
+
+
+def run(engine: Engine, images: np.ndarray) -> Callable[[], Any]:
+    return lambda: engine.logits(images)
+
+
+def measure_tokens(name: str, rounds: int) -> dict[str, Any]:
+    turns: Turns = {}
+    tokens: list[int] = []
+    for side in SIDES:
+        subject = make_subject(name, side)
+        images = example_images(subject.preprocess, 2)
+        for engine in ("torch", "openvino"):
+            turns[f"{engine} {side}"] = run(build_engine(subject, engine, "float32", batch=2), images)
+        tokens.append(count_cost(subject.model.config).tokens)
+    return fit("tokens", name, tokens, turns, SIDES, rounds)
+
+
+def measure_batches(name: str, rounds: int) -> dict[str, Any]:
+    subject, turns = make_subject(name), Turns()
+    for engine in ("torch", "openvino"):
+        built = build_engine(subject, engine, "float32", batch=1)
+        turns |= {f"{engine} {batch}": run(built, example_images(subject.preprocess, batch)) for batch in BATCHES}
+    return fit("images per batch", name, BATCHES, turns, BATCHES, rounds)
+
+
+def measure_threads(name: str, rounds: int) -> dict[str, Any]:
+    subject, default = make_subject(name), torch.get_num_threads()
+    counts = sorted({1, max(1, default // 2), default})
+    images = {batch: example_images(subject.preprocess, batch) for batch in (1, 8)}
+
+    def bind(threads: int, batch: int) -> Callable[[], Any]:
+        def turn() -> None:
+            torch.set_num_threads(threads)
+            subject.reference.logits(images[batch])
+
+        return turn
+
+    turns: Turns = {f"batch-{batch} {threads}": bind(threads, batch) for batch in images for threads in counts}
+    row = fit("threads", name, counts, turns, counts, rounds)
+    torch.set_num_threads(default)
+    return row
+
+
+def fit(what: str, name: str, x: Any, turns: Turns, keys: Any, rounds: int) -> dict[str, Any]:
+    """Return the milliseconds and the exponent of each group of turns, whose titles are "group key"."""
+    fastest_turns(turns, rounds=1)  # warms up
+    seconds = fastest_turns(turns, rounds)
+    groups = dict.fromkeys(title.split()[0] for title in turns)
+    times = {group: [seconds[f"{group} {key}"] * 1e3 for key in keys] for group in groups}
+    exponents = {
+        group: float(np.polyfit(np.log(x), np.log(values), 1)[0]) if len(x) > 1 else None
+        for group, values in times.items()
+    }
+    return {"model": name, "what": what, "x": list(x), "milliseconds": times, "exponents": exponents}
+
+
+def measure_limits(name: str, rounds: int) -> list[dict[str, Any]]:
+    """Return the share of each engine and precision in the speed of a large matrix product."""
+    subject, batch = make_subject(name), 8
+    images = example_images(subject.preprocess, batch)
+    engines = build_engines(subject, ["torch", "onnxruntime", "openvino"])
+    limits = matrix_products()
+    seconds = fastest_turns(limits | {title: run(engine, images) for title, engine in engines.items()}, rounds)
+    operations = batch * count_cost(subject.model.config).forward_flops
+    rows: list[dict[str, Any]] = []
+    for title in engines:
+        precision = title.split()[1]
+        limit = 2 * SIDE**3 / seconds[f"limit {precision}"]
+        speed = operations / seconds[title]
+        values = {"gigaflops": speed / 1e9, "limit_gigaflops": limit / 1e9, "share": speed / limit}
+        rows.append({"model": name, "what": "limit", "engine": title, "batch": batch, **values})
+    return rows
+
+
+def matrix_products() -> Turns:
+    left, right = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
+    turns: Turns = {"limit float32": lambda: left @ right, "limit int8": int8_product(left)}
+    if choose_precision("cpu").value == "bfloat16":
+        halves = left.bfloat16(), right.bfloat16()
+        turns["limit bfloat16"] = lambda: halves[0] @ halves[1]
+    return turns
+
+
+def int8_product(left: torch.Tensor) -> Callable[[], Any]:
+    """Return a matrix product that OpenVINO computes in int8; that of torch is slower."""
+    openvino, nncf = import_openvino(), import_nncf()
+    layer = torch.nn.Linear(SIDE, SIDE, bias=False).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = openvino.convert_model(torch.export.export(layer, (left,)))
+    narrow = nncf.quantize(model, nncf.Dataset([left.numpy()]), subset_size=1)
+    compiled = openvino.Core().compile_model(narrow, "CPU", {"PERFORMANCE_HINT": "LATENCY"})
+    return lambda: compiled(left.numpy())
+
+
+if __name__ == "__main__":
+    main()
