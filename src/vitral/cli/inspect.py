@@ -42,8 +42,8 @@ def inspect(
     """Show where a model looks and what it learned.
 
     Writes inspect.html, which works offline, PNGs of its figures, and inspect.json with the numbers. The page shows
-    the first eight images; attention distances are averaged over all of them. Unreadable images are left out, and the
-    command then exits with code 3.
+    the first eight images; attention distances are averaged over all of them. Unreadable images are left out with
+    a warning.
 
     Examples
     --------
@@ -74,5 +74,3 @@ def inspect(
     show_as(format, json=facts, quiet=[str(page)], human=lambda: show_lines(describe_inspection(facts)))
     if open:
         webbrowser.open(page.resolve().as_uri())
-    if result.skipped:
-        sys.exit(3)
