@@ -112,6 +112,8 @@ def _device(config: TrainConfig, facts: Facts) -> Choice:
 
 def _precision(config: TrainConfig, facts: Facts) -> Choice:
     precision = choose_precision(config.device)
+    if facts.pretrained is None and config.device == "cpu" and precision.value == "bfloat16":
+        return "float32", "narrow networks gain nothing from bfloat16 on a CPU"
     return precision.value, precision.reason
 
 
