@@ -1,7 +1,7 @@
 """Measure token merging, alone and with int8: speed against accuracy, without any training.
 
     python -m benchmarks.merging --model vit-cifar10 --data cifar10/ --images 2000 --save
-    python -m benchmarks.merging --model S14.safetensors --data flowers/ --image-size 224 --merge 8 12 16 --batch 8 --save
+    python -m benchmarks.merging --model S14.safetensors --data flowers/ --image-size 224 --merge 8 12 16 --batch 8
 
 A model without a head gets one: a ridge regression that is fitted to training features without merging, as a probe
 that was trained before. int8 is OpenVINO with NNCF, calibrated on training images. Accuracy is that of the test split,
