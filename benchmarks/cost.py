@@ -40,14 +40,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--save", action="store_true", help="write a dated JSON file to benchmarks/results")
     options = parser.parse_args()
-    rows = [
-        measure_tokens(options.model, options.rounds),
-        measure_batches(options.model, options.rounds),
-        measure_threads(options.model, options.rounds),
-        *measure_limits(options.model, options.rounds),
-    ]
-    for row in rows:
-        print(row, flush=True)
+    rows: list[dict[str, Any]] = []
+    for measure in (measure_tokens, measure_batches, measure_threads, measure_limits):
+        measured = measure(options.model, options.rounds)
+        rows += measured
+        print(*measured, sep="\n", flush=True)
     if options.save:
         save("cost", describe_machine("openvino", "nncf"), rows)
 
@@ -63,7 +60,7 @@ def run(engine: Engine, images: np.ndarray) -> Callable[[], Any]:
     return lambda: engine.logits(images)
 
 
-def measure_tokens(name: str, rounds: int) -> dict[str, Any]:
+def measure_tokens(name: str, rounds: int) -> list[dict[str, Any]]:
     turns: Turns = {}
     tokens: list[int] = []
     for side in SIDES:
@@ -72,18 +69,18 @@ def measure_tokens(name: str, rounds: int) -> dict[str, Any]:
         for engine in ("torch", "openvino"):
             turns[f"{engine} {side}"] = run(build_engine(subject, engine, "float32", batch=2), images)
         tokens.append(count_cost(subject.model.config).tokens)
-    return fit("tokens", name, tokens, turns, SIDES, rounds)
+    return [fit("tokens", name, tokens, turns, SIDES, rounds)]
 
 
-def measure_batches(name: str, rounds: int) -> dict[str, Any]:
+def measure_batches(name: str, rounds: int) -> list[dict[str, Any]]:
     subject, turns = make_subject(name), Turns()
     for engine in ("torch", "openvino"):
         built = build_engine(subject, engine, "float32", batch=1)
         turns |= {f"{engine} {batch}": run(built, example_images(subject.preprocess, batch)) for batch in BATCHES}
-    return fit("images per batch", name, BATCHES, turns, BATCHES, rounds)
+    return [fit("images per batch", name, BATCHES, turns, BATCHES, rounds)]
 
 
-def measure_threads(name: str, rounds: int) -> dict[str, Any]:
+def measure_threads(name: str, rounds: int) -> list[dict[str, Any]]:
     subject, default = make_subject(name), torch.get_num_threads()
     counts = sorted({1, max(1, default // 2), default})
     images = {batch: example_images(subject.preprocess, batch) for batch in (1, 8)}
@@ -98,7 +95,7 @@ def measure_threads(name: str, rounds: int) -> dict[str, Any]:
     turns: Turns = {f"batch-{batch} {threads}": bind(threads, batch) for batch in images for threads in counts}
     row = fit("threads", name, counts, turns, counts, rounds)
     torch.set_num_threads(default)
-    return row
+    return [row]
 
 
 def fit(what: str, name: str, x: Any, turns: Turns, keys: Any, rounds: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Measure token merging, alone and with int8: speed against accuracy, without any training.
 
     python -m benchmarks.merging --model vit-cifar10 --data cifar10/ --images 2000 --save
-    python -m benchmarks.merging --model S14.safetensors --data flowers/ --merge 8 12 16 --batch 8 --save
+    python -m benchmarks.merging --model S14.safetensors --data flowers/ --image-size 224 --merge 8 12 16 --batch 8
 
 A model without a head gets one: a ridge regression that is fitted to training features without merging, as a probe
 that was trained before. int8 is OpenVINO with NNCF, calibrated on training images. Accuracy is that of the test split,
@@ -42,13 +42,14 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", required=True, help="a dataset with a train and a test split")
     parser.add_argument("--merge", nargs="+", type=int, default=[0, 1, 2, 4])
+    parser.add_argument("--image-size", type=int, help="another size than that of the model")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--images", type=int, default=10_000, help="images of each split, spread over it")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--save", action="store_true", help="write a dated JSON file to benchmarks/results")
     options = parser.parse_args()
     counts = [0, *(count for count in options.merge if count)]
-    models = {count: load_model(options.model, merge=count) for count in counts}
+    models = {count: load_model(options.model, merge=count, image_size=options.image_size) for count in counts}
     calibration, _ = read_split(models[0], options.data, "train", CALIBRATION)
     if not models[0].model.config.num_classes:
         weight, bias = fit_head(models[0], options.data, options.images)

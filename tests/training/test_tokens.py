@@ -19,7 +19,6 @@ from vitral.data.sources import open_dataset
 from vitral.evaluation.metrics import fit_temperature
 from vitral.inference.loaded_model import LoadedModel, load_model
 from vitral.inference.pipeline import make_loader
-from vitral.training import tokens as tokens_module
 from vitral.training.entry import train_events
 from vitral.training.events import Candidate, Chosen, Event, Finished, Measuring, Stepped
 from vitral.training.token_loader import TokenLoader, choose_tokens
@@ -192,8 +191,9 @@ def test_a_killed_pass_continues_after_its_last_chunk(
     colors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, images: int
 ) -> None:
     """Two views in chunks of four images. One of ten is unreadable, so rows are not positions."""
-    monkeypatch.setattr(tokens_module, "BATCH", 2)
-    monkeypatch.setattr(tokens_module, "CHUNK", 4)
+    monkeypatch.setattr(token_views, "BATCH", 2)
+    for module in (tokens, token_views):
+        monkeypatch.setattr(module, "CHUNK", 4)
     (tmp_path / "bad.png").write_bytes(b"no image")
     items = [*open_dataset(colors).splits["train"][:10]]
     items[3] = replace(items[3], source=FileSource(path=str(tmp_path / "bad.png")))

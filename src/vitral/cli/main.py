@@ -159,7 +159,9 @@ def collect_settings(words: list[str], options: set[str]) -> list[str]:
             continue
         setting = name.removeprefix("--").replace("-", "_")
         if not equals:
-            is_value = words and (words[0] in ("true", "false") if setting in SWITCHES else words[0][:2] != "--")
+            is_value = words and (
+                words[0] in ("true", "false", "auto") if setting in SWITCHES else words[0][:2] != "--"
+            )
             value = words.pop(0) if is_value else "true"
         collected += ["--set", f"{setting}={value}"]
     return collected

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from vitral import __version__
-from vitral.errors import ConfigError, VitralError, WeightsError, did_you_mean, first_line
+from vitral.errors import ConfigError, VitralError, WeightsError, did_you_mean
 from vitral.exporting.decoded_images import check_can_resize, compare_photos
 from vitral.exporting.quantization import Drop, quantize
 from vitral.exporting.real_images import RealImages
 from vitral.exporting.targets import TARGETS, Content, Run, Target, check_precision, onnx_weights
 from vitral.files import atomic_files
 from vitral.inference.engines import onnx_graph
-from vitral.inference.engines.graph import PixelModel, trace
+from vitral.inference.engines.graph import PixelModel, reason_of, trace
 from vitral.model.network import Network
 from vitral.weights.checkpoint import Checkpoint
 from vitral.weights.dialects.native import config_as_dict
@@ -174,7 +174,7 @@ def _errors_of(to: str) -> Iterator[None]:
     except VitralError:
         raise
     except Exception as error:
-        raise VitralError(f"Cannot export this model to {to}: {first_line(error)}.") from error
+        raise VitralError(f"Cannot export this model to {to}: {reason_of(error)}.") from error
 
 
 def file_metadata(checkpoint: Checkpoint, precision: str = "float32") -> dict[str, Any]:

@@ -19,7 +19,7 @@ import torch
 
 from vitral.errors import VitralError, missing_package
 from vitral.exporting.real_images import RealImages
-from vitral.inference.engines.openvino import OpenVinoEngine, compile_model, convert_program
+from vitral.inference.engines.openvino import OpenVinoEngine, compile_model, convert_program, import_openvino
 from vitral.model.network import Config
 from vitral.preprocess import Preprocess
 
@@ -97,6 +97,7 @@ def quantize(
 
 def import_nncf() -> Any:  # noqa: ANN401 (a module without types)
     """Return the package, or raise MissingError."""
+    import_openvino()
     try:
         with _silence():
             return import_module("nncf")

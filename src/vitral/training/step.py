@@ -120,7 +120,7 @@ class Learner:
 
     def _image_keys(self, batch: Batch, part: slice, step: int) -> list[int]:
         """Return the keys of the noise of some images. A compiled network would be compiled again for others."""
-        if self.config.compile:
+        if self.task.is_compiled:
             return []
         return [mix(self.config.seed, step, int(item)) for item in batch.items[part]]
 

@@ -1,5 +1,7 @@
 """Every engine computes the outputs of the network in torch, for any batch, and is chosen only if it does."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,24 @@ def test_engines_compute_what_the_network_computes(subject: Subject, name: str) 
         np.testing.assert_allclose(engine.features(images), expected.numpy(), atol=2e-5)
         np.testing.assert_allclose(engine.logits(images), logits.numpy(), atol=2e-5)
     assert (engine.name, engine.precision, engine.size) == (name, "float32", (16, 16))
+
+
+def test_openvino_sends_nothing_over_the_network() -> None:
+    script = (
+        "import sys; from vitral.inference.engines.openvino import import_openvino; import_openvino();"
+        "from openvino.tools.ovc import telemetry_utils; print(telemetry_utils.tm.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "openvino.tools.ovc.telemetry_stub"
+
+
+def test_a_model_that_openvino_cannot_convert_runs_in_torch() -> None:
+    model = small_model(depth=1, position="relative", attention="axial", pool="mean")
+    checkpoint = Checkpoint(model=model, preprocess=vitral.Preprocess(size=model.config.image_hw))
+    reasons: list[str] = []
+    predictor = vitral.Predictor(checkpoint, engine="openvino", on_choice=reasons.append)
+    assert predictor.engine == "torch float32"
+    assert "No conversion rule found for operations: aten.diagonal" in reasons[0]
 
 
 def test_openvino_emulates_no_bfloat16(subject: Subject) -> None:

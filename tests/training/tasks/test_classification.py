@@ -36,7 +36,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[DatasetIndex, Splits
 def make_task(data: tuple[DatasetIndex, Splits], **settings: Any) -> tuple[Any, Classification]:
     model = small_model(num_classes=3)
     config = as_resolved(
-        with_settings(None, {"data": "x", "device": "cpu", "precision": "float32", "tune.views": 0, **settings}, "test")
+        with_settings(
+            None,
+            {"data": "x", "device": "cpu", "precision": "float32", "tune.views": 0, "compile": False, **settings},
+            "test",
+        )
     )
     return model, Classification(model, PREPROCESS, config, *data)
 

@@ -1,5 +1,7 @@
 """Trace a network with its normalization: the graph that other runtimes compile."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from copy import deepcopy
 
 import torch
@@ -57,7 +59,20 @@ def trace(network: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
 def trace_outputs(network: PixelOutputs, preprocess: Preprocess) -> torch.export.ExportedProgram:
     """Trace the network of an engine for images of the model's size. Raise CannotTraceError if torch cannot."""
     example = torch.zeros(3, preprocess.channels, *preprocess.size, dtype=torch.uint8)
-    try:
+    with reporting_reasons():
         return trace(network, example)
-    except Exception as error:  # torch's exporter raises nearly anything
-        raise CannotTraceError(first_line(error)) from error
+
+
+@contextmanager
+def reporting_reasons() -> Generator[None]:
+    """Turn what exporters and converters raise, which is nearly anything, into CannotTraceError."""
+    try:
+        yield
+    except Exception as error:
+        raise CannotTraceError(reason_of(error)) from error
+
+
+def reason_of(error: Exception) -> str:
+    """Return the line that names the reason: usually the first, but OpenVINO lists unknown operators further down."""
+    lines = [line.strip("- ") for line in str(error).splitlines() if "No conversion rule found" in line]
+    return lines[0] if lines else first_line(error)

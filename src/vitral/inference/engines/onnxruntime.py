@@ -75,4 +75,6 @@ def build_onnxruntime(model: "Network", preprocess: "Preprocess") -> OnnxRuntime
     onnx_graph.unfuse_relative_attention(network)
     program = graph.trace_outputs(network, preprocess)
     outputs = ["features", "logits"] if model.config.num_classes else ["features"]
-    return open_onnx(onnx_graph.to_bytes(program, outputs))
+    with graph.reporting_reasons():
+        content = onnx_graph.to_bytes(program, outputs)
+    return open_onnx(content)

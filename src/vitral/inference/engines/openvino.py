@@ -1,10 +1,11 @@
 """OpenVINO on the CPU. This module does not import torch, so that exported files start quickly."""
 
+import sys
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -47,7 +48,8 @@ class OpenVinoEngine:
 
 
 def import_openvino() -> Any:  # noqa: ANN401 (a module without types)
-    """Return the package, or raise MissingError."""
+    """Return the package, or raise MissingError. It must not report its use over the network, as it does by default."""
+    sys.modules.setdefault("openvino_telemetry", cast(Any, None))  # OpenVINO and NNCF then have nothing to send with
     try:
         import openvino
     except ImportError:
@@ -97,4 +99,6 @@ def build_openvino(model: "Network", preprocess: "Preprocess", *, precision: str
     network = graph.build_outputs(model, preprocess)
     program = graph.trace_outputs(network, preprocess)
     outputs = ["features", "logits"] if model.config.num_classes else ["features"]
-    return compile_model(convert_program(program, preprocess, outputs), precision=precision)
+    with graph.reporting_reasons():
+        converted = convert_program(program, preprocess, outputs)
+    return compile_model(converted, precision=precision)

@@ -61,6 +61,11 @@ class Task(Protocol):
         """Parameters that are trained and saved beside the network and are not part of the model."""
         ...
 
+    @property
+    def is_compiled(self) -> bool:
+        """Return whether the compiled network is trained."""
+        ...
+
     def prepare(self, batch: Batch, step: int) -> PreparedBatch:
         """Move a batch to the device, with its targets; random numbers depend on the step."""
         ...

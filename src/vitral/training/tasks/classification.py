@@ -59,6 +59,7 @@ class Classification:
 
     def compile_network(self, is_compiled: bool) -> None:
         """Train with the compiled network, or with the eager one."""
+        self.is_compiled = is_compiled
         eager: Callable[..., Tensor] = self.eager
         self.network: Callable[..., Tensor] = torch.compile(eager) if is_compiled else eager  # pyright: ignore[reportUnknownMemberType]
 

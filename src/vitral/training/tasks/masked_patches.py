@@ -62,6 +62,7 @@ class MaskedPatchPrediction:
 
     def compile_network(self, is_compiled: bool) -> None:
         """Train with the compiled network, or with the eager one."""
+        self.is_compiled = is_compiled
         predict = self.extra.predict
         self.predict: Callable[..., Tensor] = torch.compile(predict) if is_compiled else predict  # pyright: ignore[reportUnknownMemberType]
 
