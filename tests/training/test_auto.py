@@ -98,11 +98,14 @@ def test_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "threads load the next batch" in choices["workers"].reason
 
 
-def test_the_precision_is_what_the_cpu_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_on_a_cpu_is_for_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "choose_precision", lambda _: Choice("bfloat16", "native on this CPU"))
-    for config, choices in (choose(), choose(make_facts(pretrained=checkpoint()), **{"from": "x"})):
-        assert config.precision == "bfloat16"
-        assert choices["precision"].reason == "native on this CPU"
+    config, choices = choose()
+    assert config.precision == "float32"
+    assert "bfloat16 on a CPU" in choices["precision"].reason
+    config, choices = choose(make_facts(pretrained=checkpoint()), **{"from": "x"})
+    assert config.precision == "bfloat16"
+    assert choices["precision"].reason == "native on this CPU"
 
 
 @pytest.mark.usefixtures("gpu")

@@ -19,6 +19,7 @@ from vitral.data.sources import open_dataset
 from vitral.evaluation.metrics import fit_temperature
 from vitral.inference.loaded_model import LoadedModel, load_model
 from vitral.inference.pipeline import make_loader
+from vitral.training import token_views, tokens
 from vitral.training.entry import train_events
 from vitral.training.events import Candidate, Chosen, Event, Finished, Measuring, Stepped
 from vitral.training.token_loader import TokenLoader, choose_tokens

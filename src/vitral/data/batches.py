@@ -5,11 +5,13 @@ A resumed run therefore needs to remember two numbers.
 """
 
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from threading import Lock
+from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -202,9 +204,18 @@ class _WorkerPool(DataLoader[Any]):
 def _ignore_interrupts(_: int) -> None:
     """Ignore Ctrl-C in a worker: it reaches every process of a terminal, and the training process finishes its batch.
 
-    SIGTERM keeps its default, because multiprocessing ends its children with it.
+    SIGTERM keeps its default, because multiprocessing ends its children with it. A training process that stops may
+    leave a tensor that a worker is about to hand over, which a thread of multiprocessing would report.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.excepthook = _report_unless_disconnected
+
+
+def _report_unless_disconnected(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    if not isinstance(error, ConnectionError | EOFError):
+        sys.__excepthook__(kind, error, traceback)
 
 
 @dataclass(kw_only=True)

@@ -19,6 +19,7 @@ from vitral.runs import Run
 from vitral.training.config import as_resolved
 from vitral.training.events import Measuring
 from vitral.training.settings import with_settings
+from vitral.training.step import Learner
 from vitral.training.tasks import Measurement
 from vitral.training.tasks.classification import Classification
 from vitral.training.tasks.relevance_images import relevance_files, typical_images
@@ -58,6 +59,16 @@ def test_a_batch_is_normalized_with_smooth_targets(data: tuple[DatasetIndex, Spl
     torch.testing.assert_close(prepared.images, batch.images / 127.5 - 1)
     torch.testing.assert_close(prepared.targets, torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.1, 0.8]]))
     assert len(prepared) == 2
+
+
+def test_compiled_networks_draw_no_noise_per_image(data: tuple[DatasetIndex, Splits]) -> None:
+    """Each batch has other keys, for which the network would be compiled again."""
+    model, task = make_task(data, **{"optim.layer_decay": 1.0, "optim.lr": 1e-3})
+    learner = Learner(model, task, task.config)
+    batch = make_batch([0, 2])
+    assert len(learner._image_keys(batch, slice(0, 2), step=0)) == 2
+    task.compile_network(True)  # compiles with the first batch, which never comes
+    assert learner._image_keys(batch, slice(0, 2), step=0) == []
 
 
 def test_mixing_depends_on_seed_and_step(data: tuple[DatasetIndex, Splits]) -> None:
