@@ -30,7 +30,7 @@ from vitral.preprocess import Preprocess
 SIDES = (96, 160, 224, 320, 448)
 BATCHES = (1, 2, 4, 8, 16)
 SIDE = 2048
-"""Of the square matrices whose product is the limit."""
+"""Side of the square matrices whose product is the limit."""
 Turns = dict[str, Callable[[], Any]]
 
 

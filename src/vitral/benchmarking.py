@@ -63,7 +63,7 @@ class BenchRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColdStart:
-    """What a new process needs to load the model and to predict one image."""
+    """Time and memory that a new process needs to load the model and to predict one image."""
 
     name: str
     seconds: float

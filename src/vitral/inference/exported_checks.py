@@ -133,7 +133,7 @@ def _as_int(text: str | None) -> int:
 
 
 Span = tuple[int, int]
-"""Where a value starts and ends."""
+"""The first byte of a value and the byte after its last one."""
 
 
 def _read_message(data: mmap.mmap, span: Span, kind: str, content: _Content, *, depth: int) -> None:

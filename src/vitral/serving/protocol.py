@@ -39,7 +39,7 @@ class LimitedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Abort the connection if its client does not read, which would keep the response in memory for ever."""
+        """Abort the connection if its client does not read, which would keep the response in memory indefinitely."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(self.limits.body_seconds, self.transport.abort)
 
