@@ -23,6 +23,7 @@ from vitral.training.budget import (
     TRAINED_EPOCHS,
     Budget,
     Workload,
+    drawing_seconds,
     fit_plan,
     last_seconds,
 )
@@ -120,11 +121,29 @@ def test_few_images_still_get_a_useful_number_of_steps() -> None:
     assert plan.is_trained
 
 
+def test_a_test_image_that_takes_longer_leaves_less_for_training() -> None:
+    """A CPU that computes bfloat16 natively trains in it, but measures the test split in float32."""
+    slow = {side: replace(work, test_cost=3.0) for side, work in WORKS.items()}
+    budget = seconds_of(side=224, test=500, extra_views=0, image=0.1)
+    assert fit_plan(WORKS, image_seconds=0.1, classes=10, budget=budget).side == 224
+    plan = fit_plan(slow, image_seconds=0.1, classes=10, budget=budget)
+    image = 0.1 * (plan.side / 224) ** 2
+    assert replace(slow[plan.side], test=plan.test, extra_views=0).seconds(image) <= PLANNED_SHARE * budget
+    assert plan.side < 224
+    assert 3 * plan.test * image <= 0.25 * PLANNED_SHARE * budget
+
+
+@pytest.mark.parametrize(("minutes", "seconds"), [(1.0, 3.0), (4.0, 12.0), (60.0, 20.0), (None, 20.0)])
+def test_overlays_of_the_report_take_a_small_part_of_a_budget(minutes: float | None, seconds: float) -> None:
+    assert drawing_seconds(minutes) == pytest.approx(seconds)
+
+
 def test_time_is_kept_to_write_large_networks() -> None:
     """A ViT-B has 16 times the weights of a ViT-Ti, which every model and state of the run holds."""
-    small, large = (last_seconds(named_config(name)) for name in ("vit-ti16", "vit-b16"))
-    assert REPORT_SECONDS < small < REPORT_SECONDS + 1
-    assert large - REPORT_SECONDS == pytest.approx(15 * (small - REPORT_SECONDS), rel=0.05)
+    small, large = (last_seconds(named_config(name), 1.0) for name in ("vit-ti16", "vit-b16"))
+    fixed = REPORT_SECONDS + drawing_seconds(1.0)
+    assert fixed < small < fixed + 1
+    assert large - fixed == pytest.approx(15 * (small - fixed), rel=0.05)
     budget = Budget(end=time.perf_counter() + 60, last_seconds=large)
     assert 59 - large < budget.left <= 60 - large
 

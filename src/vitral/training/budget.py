@@ -10,7 +10,9 @@ from vitral.model.config import ViTConfig
 from vitral.model.cost import FLOAT_BYTES, count_cost
 
 REPORT_SECONDS = 5.0
-"""For the plots and the report."""
+"""For the plots and the report, without the relevance of its images."""
+MAX_DRAWING_SECONDS, DRAWING_FRACTION = 20.0, 0.05
+"""Seconds to draw the relevance of images for the report, at most this fraction of a budget."""
 SAVES, SAVING_SECONDS_PER_GB = 4, 6.0
 """How often a run from a checkpoint writes all weights at least, with hashes and flushes, and how long that takes: two
 states and two models took 9.7 s for a ViT-B of 0.34 GB."""
@@ -46,8 +48,9 @@ class Budget:
 
     end: float
     """The time at which everything is done, on the clock of time.perf_counter."""
+    image: float = 0.0
+    """Estimated seconds per image of a forward pass."""
     test_image: float = 0.0
-    """Estimated seconds per test image."""
     validation_image: float = 0.0
     last_seconds: float = REPORT_SECONDS
     """Seconds to keep for writing models, states and the report."""
@@ -58,10 +61,15 @@ class Budget:
         return from_first(self.end - time.perf_counter() - self.last_seconds)
 
 
-def last_seconds(network: ViTConfig | BiTConfig) -> float:
+def drawing_seconds(minutes: float | None) -> float:
+    """Return the longest time to draw the relevance of images for the report."""
+    return MAX_DRAWING_SECONDS if minutes is None else min(MAX_DRAWING_SECONDS, DRAWING_FRACTION * 60 * minutes)
+
+
+def last_seconds(network: ViTConfig | BiTConfig, minutes: float | None) -> float:
     """Return the seconds that a run takes to write its models, states and report, which images do not change."""
     gigabytes = FLOAT_BYTES * count_cost(network).parameters / 1e9
-    return REPORT_SECONDS + SAVES * SAVING_SECONDS_PER_GB * gigabytes
+    return REPORT_SECONDS + drawing_seconds(minutes) + SAVES * SAVING_SECONDS_PER_GB * gigabytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +90,8 @@ class Workload:
     """Images per step."""
     check_cost: float = 0.0
     """Cost of an image when trained models are compared, and when it is measured how unusual images look."""
+    test_cost: float = 1.0
+    """Cost of a test image, which is computed in float32 as `vitral evaluate` does."""
 
     @property
     def checks(self) -> float:
@@ -103,7 +113,7 @@ class Workload:
 
     def seconds(self, image: float, *, epochs: float = TRAINED_EPOCHS) -> float:
         """Return the time of everything if a forward pass takes `image` seconds per image."""
-        work = self.feature_passes + self.test
+        work = self.feature_passes + self.test_cost * self.test
         if epochs:
             images = max(epochs * (self.train + 2 * self.refitted), PLANNED_STEPS * self.batch)
             work += self.step_cost * images + self.checks
@@ -141,10 +151,11 @@ def fit_plan(
     largest = next(iter(workloads))
 
     def with_sample(side: int, extra_views: int) -> tuple[Workload, float]:
-        image = image_seconds * (side / largest) ** 2
-        least = min(MIN_TEST_IMAGES, max(1, int(MAX_TEST_FRACTION * budget / image)))
-        test = min(workloads[side].test, max(least, int(TEST_FRACTION * budget / image)))
-        return replace(workloads[side], test=test, extra_views=extra_views), image
+        work, image = workloads[side], image_seconds * (side / largest) ** 2
+        affordable = budget / (image * work.test_cost)
+        least = min(MIN_TEST_IMAGES, max(1, int(MAX_TEST_FRACTION * affordable)))
+        test = min(work.test, max(least, int(TEST_FRACTION * affordable)))
+        return replace(work, test=test, extra_views=extra_views), image
 
     def first_fitting(epochs: float) -> Plan | None:
         for side, workload in workloads.items():
@@ -163,6 +174,7 @@ def fit_plan(
     for side in workloads:
         work, image = with_sample(side, 0)
         per_image = replace(work, test=0).seconds(image, epochs=epochs) / work.train  # with its share of the validation
-        train = min(work.train, max(MIN_PER_CLASS * classes, int((budget - work.test * image) / per_image)))
+        left = budget - work.test * work.test_cost * image
+        train = min(work.train, max(MIN_PER_CLASS * classes, int(left / per_image)))
         sampled.append(Plan(side=side, train=train, test=work.test, extra_views=0, is_trained=bool(epochs)))
     return next((plan for plan in sampled if plan.train >= ENOUGH_PER_CLASS * classes), sampled[-1])

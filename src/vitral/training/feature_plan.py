@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, lcm, prod
 
 import torch
@@ -27,7 +28,7 @@ from vitral.training.config import ResolvedConfig, TrainConfig
 from vitral.training.events import Chosen, Warned
 from vitral.training.networks import build_model
 from vitral.training.probe import choose_pools, with_pool
-from vitral.training.timing import time_image
+from vitral.training.timing import time_image, time_test_image
 from vitral.training.token_views import TokenPlan
 from vitral.training.tokens import affordable_views, count_patches, token_bytes
 
@@ -167,20 +168,22 @@ def fit_to_budget(
     seconds: float,
     *,
     before: ResolvedConfig,
+    test_cost: float,
 ) -> tuple[ResolvedConfig, list[Chosen], float]:
     """Choose the size, the number of images and whether to train, if a forward pass takes so many seconds per image.
 
-    Sizes and ways that were requested stay. Return the settings, the choices that differ from those `before`, and the
-    time of a forward pass at the chosen size.
+    A test image takes `test_cost` times as long. Sizes and ways that were requested stay. Return the settings, the
+    choices that differ from those `before`, and the time of a forward pass at the chosen size.
     """
     side = config.image_size
     height, _ = hw_of(side)
-    workloads = {height: count_work(model.model, config, splits)}
+    count = partial(count_work, model.model, config, splits, test_cost=test_cost)
+    workloads = {height: count()}
     if requested.image_size == "auto" and isinstance(side, int):
         multiple = lcm(*model.model.config.step_hw)
         step = multiple * ceil(MIN_SIDE_STEP / multiple)
         for smaller in range(height - step, MIN_SIDE - 1, -step):
-            workloads[smaller] = count_work(model.model, config, splits, smaller)
+            workloads[smaller] = count(side=smaller)
     plan = fit_plan(
         workloads,
         image_seconds=seconds,
@@ -237,7 +240,9 @@ def mirrors_features(config: ResolvedConfig) -> bool:
     return config.augment.flip > 0 and config.minutes is None
 
 
-def count_work(network: Network, config: ResolvedConfig, splits: Splits, side: int | None = None) -> Workload:
+def count_work(
+    network: Network, config: ResolvedConfig, splits: Splits, side: int | None = None, *, test_cost: float = 1.0
+) -> Workload:
     """Return what a run has to compute with images of `side` pixels (default: the size of the network)."""
     extra_views, view_cost, step_cost, check_cost = int(mirrors_features(config)), 1.0, 3.0, 1.0
     if config.tune.what in ("probe", "head"):
@@ -261,14 +266,16 @@ def count_work(network: Network, config: ResolvedConfig, splits: Splits, side: i
         refit=config.refit,
         batch=config.batch_size,
         check_cost=check_cost,
+        test_cost=test_cost,
     )
 
 
 def estimate_time(model: LoadedModel, config: ResolvedConfig, splits: Splits) -> Chosen:
     """Return the estimated time of a run without a time budget."""
-    seconds, work = time_image(model, splits.train), count_work(model.model, config, splits)
+    seconds = time_image(model, splits.train)
+    work = count_work(model.model, config, splits, test_cost=time_test_image(model, splits.train, seconds) / seconds)
     epochs = float(config.epochs)
-    minutes = (work.seconds(seconds, epochs=epochs) + last_seconds(model.model.config)) / 60
+    minutes = (work.seconds(seconds, epochs=epochs) + last_seconds(model.model.config, None)) / 60
     views = (1 + work.extra_views) * work.train
     reason = f"{views:,} training views, {work.test:,} test images, {epochs:.3g} epochs"
     return Chosen(name="estimated time", value=f"{minutes:.1f} minutes", reason=reason)

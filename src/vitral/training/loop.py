@@ -18,6 +18,7 @@ from vitral.data.dataset import Item
 from vitral.evaluation.metrics import Scores
 from vitral.model.network import Network
 from vitral.runs import quote
+from vitral.training.budget import drawing_seconds
 from vitral.training.comparison import (
     PROBE,
     adopt_model,
@@ -314,7 +315,8 @@ def _finish(job: "Job", state: TrainState, signals: Signals) -> Iterator[Event]:
     yield from _warn_unreadable(job, state)
     yield from _fit_novelty(job, model)
     job.run.plots.mkdir(exist_ok=True)
-    job.learner.task.draw(model, job.run, measured.report, job.splits.test)
+    seconds = drawing_seconds(job.config.minutes)
+    job.learner.task.draw(model, job.run, measured.report, job.splits.test, seconds=seconds)
     write_report(job, state, measured.report, list_candidates(job, state))
     if job.tokens is not None:
         job.tokens.remove()

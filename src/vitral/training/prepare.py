@@ -25,7 +25,7 @@ from vitral.model.config import ViTConfig
 from vitral.model.network import Network
 from vitral.runs import Run, quote
 from vitral.training.auto import HEADERS_SAMPLED, MAX_SMALL_SIDE, Facts, resolve
-from vitral.training.budget import MIN_STEPS, Budget, last_seconds
+from vitral.training.budget import MIN_STEPS, REPORT_SECONDS, Budget, last_seconds
 from vitral.training.config import CUSTOM_MODEL, ResolvedConfig, TrainConfig
 from vitral.training.events import Chosen, Event, Warned
 from vitral.training.feature_plan import count_work, limit_splits
@@ -86,7 +86,7 @@ def prepare(request: Request, run: Run | Path | None) -> Generator[Event, None, 
         yield from deferred
     job = make_job(request, warm, dataset, val, run, choices=(*request.choices, *choices, *resolved, *warm.choices))
     if budget is not None:
-        job = attach_budget(job, budget, warm.image_seconds)
+        job = attach_budget(job, budget, warm)
     if job.config.epochs == "auto":
         job, planned = plan_epochs(job)
         yield planned
@@ -113,8 +113,8 @@ def start_budget(config: TrainConfig, pretrained: ModelSpec | None, start: float
     """Return the time budget of a run that started at `start`, if it has one."""
     if config.minutes is None:
         return None
-    budget = Budget(end=start + 60 * config.minutes)
-    return budget if pretrained is None else replace(budget, last_seconds=last_seconds(pretrained.config))
+    last = REPORT_SECONDS if pretrained is None else last_seconds(pretrained.config, config.minutes)
+    return Budget(end=start + 60 * config.minutes, last_seconds=last)
 
 
 def start_network(
@@ -348,13 +348,13 @@ def token_loaders(
     )
 
 
-def attach_budget(job: Job, budget: Budget, image_seconds: float) -> Job:
-    """Return the job with its time budget and the speed of this machine; 0 seconds: nothing was computed yet."""
-    if not image_seconds:
-        step = job.learner.time_step(job.train, initial_loss_scale(job.config))
-        image_seconds = step / 3 / job.train.batch_size
+def attach_budget(job: Job, budget: Budget, warm: WarmStart) -> Job:
+    """Return the job with its time budget and the speed of this machine, as measured or as a step shows it."""
+    image, test_image = warm.image_seconds, warm.test_seconds
+    if not image:
+        image = test_image = job.learner.time_step(job.train, initial_loss_scale(job.config)) / 3 / job.train.batch_size
     share = job.config.tune.blocks / len(job.learner.model.blocks) if job.tokens is not None else 1.0
-    return replace(job, budget=replace(budget, test_image=image_seconds, validation_image=share * image_seconds))
+    return replace(job, budget=replace(budget, image=image, test_image=test_image, validation_image=share * image))
 
 
 def plan_epochs(job: Job) -> tuple[Job, Chosen]:
@@ -366,7 +366,7 @@ def plan_epochs(job: Job) -> tuple[Job, Chosen]:
     assert job.budget is not None
     config, train = job.config, job.train
     step_cost = max(0.1, count_work(job.learner.model, config, job.splits).step_cost)
-    step_seconds = train.batch_size * job.budget.test_image * step_cost
+    step_seconds = train.batch_size * job.budget.image * step_cost
     steps = job.affordable_steps(step_seconds, step=0)
     if job.heads is not None and steps < MIN_STEPS:
         reason = f"no time is left for {MIN_STEPS} steps after the linear probe"

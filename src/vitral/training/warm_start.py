@@ -49,7 +49,7 @@ from vitral.training.probe import (
     with_pool,
 )
 from vitral.training.state import check_unreadable
-from vitral.training.timing import time_image
+from vitral.training.timing import time_image, time_test_image
 from vitral.training.token_views import TokenPlan
 from vitral.training.tokens import TokenSet, compute_tokens, restore_tokens
 
@@ -71,6 +71,8 @@ class WarmStart:
     tokens: TokenSet | None = None
     image_seconds: float = 0.0
     """Measured time of a forward pass, with reading the image."""
+    test_seconds: float = 0.0
+    """Measured time of a test image."""
 
 
 def start_from_checkpoint(
@@ -87,8 +89,10 @@ def start_from_checkpoint(
         yield estimate_time(loaded, config, limited)
         plan = prepare(config)
     else:
-        fit = partial(fit_to_budget, budget, loaded, config, limited, requested)
-        plan = prepare(*fit(time_image(loaded, limited.train), before=config))
+        seconds = time_image(loaded, limited.train)
+        test_cost = time_test_image(loaded, limited.train, seconds) / seconds
+        fit = partial(fit_to_budget, budget, loaded, config, limited, requested, test_cost=test_cost)
+        plan = prepare(*fit(seconds, before=config))
         replan = partial(replan_features, fit=fit, prepare=prepare, side=config.image_size)
         yield from warn_short_budget(budget, plan)
     yield from plan.choices
@@ -103,6 +107,7 @@ def start_from_checkpoint(
     )
     if probe.pool != network.config.pool:
         config = replace(config, network={**config.network, "pool": probe.pool, "class_token": True})
+    image_seconds = _time_per_image(features, plan.model, splits)
     return WarmStart(
         config=config,
         splits=splits,
@@ -112,7 +117,8 @@ def start_from_checkpoint(
         probe=probe,
         heads=(probe.head, probe.final_head),
         tokens=tokens,
-        image_seconds=_time_per_image(features, plan.model, splits),
+        image_seconds=image_seconds,
+        test_seconds=time_test_image(plan.model, splits.train, image_seconds),
     )
 
 

@@ -121,7 +121,7 @@ def test_scores_mistakes_and_their_images(data: tuple[DatasetIndex, Splits], tmp
     assert {mistake["label"] for mistake in mistakes} == {"a", "b"}
     run = Run(tmp_path)
     run.plots.mkdir()
-    task.draw(model, run, measured.report, splits.test)
+    task.draw(model, run, measured.report, splits.test, seconds=20.0)
     images = sorted(run.plots.glob("mistake-*.png"))
     assert len(images) == len(mistakes)
     Image.open(images[0]).close()
@@ -158,20 +158,17 @@ def test_a_failing_overlay_never_fails_the_run(
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr("vitral.training.tasks.relevance_images.relevance", fail)
-    task.draw(model, run, measured.report, data[1].test)
+    task.draw(model, run, measured.report, data[1].test, seconds=20.0)
     assert not list(run.plots.glob("relevance-*.png"))
     assert "relevance was not drawn: RuntimeError: out of memory" in run.log.read_text()
 
 
-def test_overlays_stop_when_they_take_too_long(
-    data: tuple[DatasetIndex, Splits], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overlays_stop_when_they_take_too_long(data: tuple[DatasetIndex, Splits], tmp_path: Path) -> None:
     model, task = make_task(data)
     _, measured = measure(task, model, data[1], "test")
     run = Run(tmp_path)
     run.plots.mkdir()
-    monkeypatch.setattr("vitral.training.tasks.relevance_images.MAX_SECONDS", 0.0)
-    task.draw(model, run, measured.report, data[1].test)
+    task.draw(model, run, measured.report, data[1].test, seconds=0.0)
     assert not list(run.plots.glob("relevance-*.png"))
     assert "stopped after" in run.log.read_text()
 

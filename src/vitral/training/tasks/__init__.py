@@ -86,5 +86,7 @@ class Task(Protocol):
         """Run a model over the "validation" or the "test" split."""
         ...
 
-    def draw(self, model: Network, run: "Run", report: dict[str, Any], images: Sequence[Item]) -> None:
-        """Draw images of the test split for the report."""
+    def draw(
+        self, model: Network, run: "Run", report: dict[str, Any], images: Sequence[Item], *, seconds: float
+    ) -> None:
+        """Draw images of the test split for the report, in about so many seconds at most."""

@@ -155,11 +155,11 @@ class Classification:
             run=None,
         )
 
-    def draw(self, model: Network, run: Run, report: dict[str, Any], images: Sequence[Item]) -> None:
+    def draw(self, model: Network, run: Run, report: dict[str, Any], images: Sequence[Item], *, seconds: float) -> None:
         """Draw the most confident mistakes, a typical image per class, and the relevance of their patches."""
         by_key = {item.key: item for item in images}
         for kind, name in (("mistakes", "mistake"), ("typical", "typical")):
             for number, row in enumerate(report[kind], 1):
                 with suppress(BadImageError):  # it was readable a moment ago; the report can do without
                     thumbnail(by_key[row["key"]]).save(run.plots / f"{name}-{number:02d}.png")
-        draw_relevance(self.load_trained(model, "float32"), run, report, by_key)
+        draw_relevance(self.load_trained(model, "float32"), run, report, by_key, seconds=seconds)

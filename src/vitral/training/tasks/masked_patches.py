@@ -164,7 +164,7 @@ class MaskedPatchPrediction:
         items = torch.zeros(1, dtype=torch.long)
         return replace(batch, images=torch.zeros(shape, dtype=torch.uint8), labels=items, items=items)
 
-    def draw(self, model: Network, run: Run, report: dict[str, Any], images: Sequence[Item]) -> None:
+    def draw(self, model: Network, run: Run, report: dict[str, Any], images: Sequence[Item], *, seconds: float) -> None:
         """Draw hidden patches beside the predictions."""
         sheet = PatchSheet(
             preprocess=self.preprocess, grid=self.grid, cell=self.extra.cell, target=self.config.masking.target

@@ -22,8 +22,8 @@ from vitral.inspection.overlays import heat
 from vitral.model.vit import ViT
 from vitral.runs import Run
 
-MAX_SECONDS, MAX_TYPICAL = 20.0, 120
-"""A large model on a CPU gets fewer overlays instead of a late report, and 1,000 classes do not make a huge one."""
+MAX_TYPICAL = 120
+"""So that 1,000 classes do not make a huge report."""
 
 
 def typical_images(outputs: ModelOutputs, classes: Sequence[str]) -> list[dict[str, Any]]:
@@ -41,11 +41,16 @@ def typical_images(outputs: ModelOutputs, classes: Sequence[str]) -> list[dict[s
     return rows
 
 
-def draw_relevance(loaded: LoadedModel, run: Run, report: Mapping[str, Any], items: Mapping[str, Item]) -> None:
-    """Draw the relevance of the mistakes and of the typical images. A failure goes to the log, never to the run."""
+def draw_relevance(
+    loaded: LoadedModel, run: Run, report: Mapping[str, Any], items: Mapping[str, Item], *, seconds: float
+) -> None:
+    """Draw the relevance of the mistakes and of the typical images, until so many seconds are over.
+
+    A large model on a CPU gets fewer overlays instead of a late report. A failure goes to the log, never to the run.
+    """
     try:
         if isinstance(loaded.model, ViT) and not loaded.multi_label and not _is_sharded(loaded.model):
-            _draw(loaded, loaded.model, run, report, items)
+            _draw(loaded, loaded.model, run, report, items, seconds)
     except Exception as error:
         run.add_log(f"relevance was not drawn: {type(error).__name__}: {first_line(error)}")
 
@@ -59,11 +64,13 @@ def relevance_files(report: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[st
     yield from (pair for pair in chain.from_iterable(zip_longest(*by_kind)) if pair is not None)
 
 
-def _draw(loaded: LoadedModel, model: ViT, run: Run, report: Mapping[str, Any], items: Mapping[str, Item]) -> None:
-    start = time.perf_counter()
+def _draw(
+    loaded: LoadedModel, model: ViT, run: Run, report: Mapping[str, Any], items: Mapping[str, Item], seconds: float
+) -> None:
+    end = time.perf_counter() + seconds
     for file, row in relevance_files(report):
-        if time.perf_counter() - start > MAX_SECONDS:
-            run.add_log(f"relevance: stopped after {MAX_SECONDS:.0f} s, before {file}")
+        if time.perf_counter() > end:
+            run.add_log(f"relevance: stopped after {seconds:.0f} s, before {file}")
             return
         try:
             content = items[row["key"]].source.read()
