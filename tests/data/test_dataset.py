@@ -1,15 +1,28 @@
 """Items, their sources, headers and names, and the fingerprints of a dataset."""
 
 import os
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 import vitral
 from tests.data.images import class_folders, encoded, npy, photo, png_header, shard_members, write_shard
-from vitral.data.dataset import FileSource, check_classes, class_counts, natural_channels, natural_order, sample_headers
+from vitral.data.dataset import (
+    FileSource,
+    TableSource,
+    TarSource,
+    check_classes,
+    class_counts,
+    natural_channels,
+    natural_order,
+    sample_headers,
+)
 from vitral.data.headers import BadImageError, Header
 from vitral.data.sources import open_dataset
 from vitral.files import as_text
@@ -151,3 +164,21 @@ def test_classification_needs_two_classes(classes: dict[str, int], is_usable: bo
     else:
         with pytest.raises(vitral.DataError, match="1 class .*at least 2"):
             check_classes(data)
+
+
+@pytest.mark.parametrize("form", ["shard", "table"])
+def test_threads_read_the_images_that_they_ask_for(tmp_path: Path, form: str) -> None:
+    random = np.random.default_rng(0)
+    contents = [random.bytes(size) for size in random.integers(20_000, 60_000, 60).tolist()]
+    if form == "shard":
+        write_shard(tmp_path / "train.tar", [(f"{number:02}.bin", content) for number, content in enumerate(contents)])
+        with tarfile.open(tmp_path / "train.tar") as shard:
+            sources = [TarSource(str(tmp_path / "train.tar"), info.offset_data, info.size) for info in shard]
+    else:
+        table = pyarrow.table({"image": contents})
+        pyarrow.parquet.write_table(table, tmp_path / "train.parquet", row_group_size=4)
+        sources = [TableSource(str(tmp_path / "train.parquet"), "image", row) for row in range(len(contents))]
+    order = random.integers(0, len(contents), 3000).tolist()
+    with ThreadPoolExecutor(8) as pool:
+        read = list(pool.map(lambda index: sources[index].read(), order))
+    assert all(content == contents[index] for content, index in zip(read, order, strict=True))

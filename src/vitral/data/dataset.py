@@ -13,6 +13,7 @@ from importlib.resources import files
 from itertools import accumulate
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
+from threading import Lock
 from types import ModuleType
 from typing import Any, BinaryIO, Protocol
 from weakref import WeakSet
@@ -74,9 +75,7 @@ class TarSource:
     def read(self) -> bytes:
         check_bytes(self.size)
         try:
-            stream = _open_shard(self.path, os.getpid())
-            stream.seek(self.offset)
-            content = stream.read(self.size)
+            content = _open_shard(self.path, os.getpid()).read(self.offset, self.size)
         except (OSError, OverflowError) as error:  # OverflowError: an offset that no file has
             raise BadImageError("unreadable", getattr(error, "strerror", None) or str(error)) from error
         if len(content) < self.size:
@@ -84,12 +83,23 @@ class TarSource:
         return content
 
 
+class _OpenShard:
+    """An open shard, which any thread may read: the lock keeps another thread from moving the position."""
+
+    def __init__(self, path: str):
+        self._stream, self._lock = Path(path).open("rb"), Lock()  # noqa: SIM115 - it stays open for the next image
+        _OPEN_SHARDS.add(self._stream)
+
+    def read(self, offset: int, size: int) -> bytes:
+        with self._lock:
+            self._stream.seek(offset)
+            return self._stream.read(size)
+
+
 @lru_cache(maxsize=64)
-def _open_shard(path: str, process: int) -> BinaryIO:
+def _open_shard(path: str, process: int) -> _OpenShard:
     """Open a shard once per process: a handle shared by a fork would move under the other process."""
-    stream = Path(path).open("rb")  # noqa: SIM115 - it stays open for the next image
-    _OPEN_SHARDS.add(stream)
-    return stream
+    return _OpenShard(path)
 
 
 _OPEN_SHARDS: WeakSet[BinaryIO] = WeakSet()
@@ -123,27 +133,30 @@ class TableSource:
 
 
 class RowGroups:
-    """Cache columns of row groups: at most `max_bytes` of them, and at least the last one.
+    """Cache columns of row groups: at most `max_bytes` of them, and at least the last one. Any thread may read them.
 
     Whole Parquet files of images would not fit into memory, and single cells cannot be read.
     """
 
     def __init__(self, max_bytes: int):
         self.max_bytes, self.bytes = max_bytes, 0
+        self._lock = Lock()
         self.cached: OrderedDict[tuple[str, str, int], Any] = OrderedDict()
 
     def read_cell(self, path: str, column: str, row: int) -> object:
         """Return the value of one cell as a Python object."""
-        file, starts = _open_parquet(path, os.getpid())
-        group = bisect_right(starts, row) - 1
-        key = (path, column, group)
-        if key not in self.cached:
-            self.cached[key] = file.read_row_group(group, columns=[column])[column]
-            self.bytes += self.cached[key].nbytes
-            while self.bytes > self.max_bytes and len(self.cached) > 1:
-                self.bytes -= self.cached.popitem(last=False)[1].nbytes
-        self.cached.move_to_end(key)
-        return self.cached[key][row - starts[group]].as_py()
+        with self._lock:
+            file, starts = _open_parquet(path, os.getpid())
+            group = bisect_right(starts, row) - 1
+            key = (path, column, group)
+            if key not in self.cached:
+                self.cached[key] = file.read_row_group(group, columns=[column])[column]
+                self.bytes += self.cached[key].nbytes
+                while self.bytes > self.max_bytes and len(self.cached) > 1:
+                    self.bytes -= self.cached.popitem(last=False)[1].nbytes
+            self.cached.move_to_end(key)
+            cells = self.cached[key]
+        return cells[row - starts[group]].as_py()
 
 
 _ROW_GROUPS = RowGroups(2**29)
