@@ -1,6 +1,5 @@
 """Describe a dataset: `Item` is one image with its label, `DatasetIndex` lists the items of every split."""
 
-import atexit
 import hashlib
 import os
 import re
@@ -15,8 +14,8 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from threading import Lock
 from types import ModuleType
-from typing import Any, BinaryIO, Protocol
-from weakref import WeakSet
+from typing import Any, Protocol
+from weakref import finalize
 
 import numpy as np
 
@@ -88,7 +87,7 @@ class _OpenShard:
 
     def __init__(self, path: str):
         self._stream, self._lock = Path(path).open("rb"), Lock()  # noqa: SIM115 - it stays open for the next image
-        _OPEN_SHARDS.add(self._stream)
+        finalize(self, self._stream.close)  # at the latest when the process ends
 
     def read(self, offset: int, size: int) -> bytes:
         with self._lock:
@@ -100,15 +99,6 @@ class _OpenShard:
 def _open_shard(path: str, process: int) -> _OpenShard:
     """Open a shard once per process: a handle shared by a fork would move under the other process."""
     return _OpenShard(path)
-
-
-_OPEN_SHARDS: WeakSet[BinaryIO] = WeakSet()
-
-
-@atexit.register
-def _close_shards() -> None:
-    for stream in list(_OPEN_SHARDS):
-        stream.close()
 
 
 @dataclass(frozen=True, slots=True)
