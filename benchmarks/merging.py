@@ -94,10 +94,14 @@ def main() -> None:
 
 
 def has_timm(model: LoadedModel) -> bool:
-    """Return whether timm has this network: without a stem, and with one learned table of positions."""
+    """Return whether timm has this network: one pooled vector, no stem, and one learned table of positions."""
     config = model.model.config
     assert isinstance(config, ViTConfig)
-    return config.stem is None and (config.position, config.position_at) == ("learned", "stem")
+    return (
+        config.stem is None
+        and config.pool in ("token", "mean", "map")
+        and (config.position, config.position_at) == ("learned", "stem")
+    )
 
 
 def measure_speeds(

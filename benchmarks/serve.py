@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -28,11 +29,10 @@ from typing import Any
 
 import httpx
 import numpy as np
-import torch
 from PIL import Image
 
 import vitral
-from benchmarks.peers import in_timm, in_transformers, randomize, repair_torchvision
+from benchmarks.peers import in_transformers, randomize, repair_torchvision
 from benchmarks.timing import describe_machine, save
 
 SERVERS = ("vitral", "vitral float32", "pipeline", "litserve")
@@ -94,61 +94,37 @@ def prepare(folder: Path, name: str) -> None:
 def run_peer(server: str, folder: Path, port: int) -> None:
     """Run one of the other servers until it is stopped."""
     repair_torchvision()
-    model = vitral.load(folder / "model.safetensors").model
-    assert isinstance(model, vitral.ViT)
-    (run_pipeline if server == "pipeline" else run_litserve)(model, port)
+    if server == "litserve":
+        from benchmarks.litserve_peer import run_litserve
+
+        run_litserve(folder / "model.safetensors", port, batch=BATCH)
+    else:
+        model = vitral.load(folder / "model.safetensors").model
+        assert isinstance(model, vitral.ViT)
+        run_pipeline(model, port)
 
 
 def run_pipeline(model: vitral.ViT, port: int) -> None:
-    """Serve a transformers pipeline as its documentation shows: a route that calls it."""
+    """Serve a transformers pipeline: a route that calls it in one thread, because several would fight for the cores."""
     import uvicorn
     from fastapi import FastAPI, Request
     from transformers import ImageClassificationPipeline, ViTImageProcessor
 
-    peer = in_transformers(model)
+    peer: Any = in_transformers(model)
     processor = ViTImageProcessor(image_mean=[0.5] * 3, image_std=[0.5] * 3)
-    classify = ImageClassificationPipeline(model=peer, image_processor=processor, device="cpu")  # type: ignore[arg-type]
-    app = FastAPI()
+    classify: Any = ImageClassificationPipeline(model=peer.model.eval(), image_processor=processor, device="cpu")
+    app, thread = FastAPI(), ThreadPoolExecutor(1)
 
     @app.post("/predict")
     async def predict(request: Request) -> object:
         content = await request.body()
-        return await asyncio.to_thread(lambda: classify(Image.open(io.BytesIO(content)).convert("RGB"), top_k=5))
+
+        def answer() -> object:
+            return classify(Image.open(io.BytesIO(content)).convert("RGB"), top_k=5)
+
+        return await asyncio.get_running_loop().run_in_executor(thread, answer)
 
     uvicorn.run(app, port=port, log_level="error")
-
-
-def run_litserve(model: vitral.ViT, port: int) -> None:
-    """Serve timm with LitServe's dynamic batching."""
-    import litserve
-
-    class Classifier(litserve.LitAPI):
-        def setup(self, device: str) -> None:
-            from timm.data.transforms_factory import create_transform
-
-            self.model = in_timm(model).eval()
-            self.transform: Any = create_transform((3, 224, 224), mean=(0.5,) * 3, std=(0.5,) * 3)
-
-        def decode_request(self, request: Any, **_: Any) -> torch.Tensor:
-            return self.transform(Image.open(request["image"].file).convert("RGB"))
-
-        def predict(self, x: torch.Tensor, **_: Any) -> Any:
-            with torch.inference_mode():
-                return self.model(x).softmax(1).topk(5)
-
-        def batch(self, inputs: list[torch.Tensor]) -> torch.Tensor:
-            return torch.stack(inputs)
-
-        def unbatch(self, output: Any) -> Iterator[Any]:
-            yield from zip(output.values.tolist(), output.indices.tolist(), strict=True)
-
-        def encode_response(self, output: Any, **_: Any) -> dict[str, Any]:
-            return {"probabilities": output[0], "labels": output[1]}
-
-    api = Classifier(max_batch_size=BATCH, batch_timeout=0.002)
-    litserve.LitServer(api, accelerator="cpu", timeout=60).run(
-        port=port, host="127.0.0.1", log_level="error", generate_client_file=False
-    )
 
 
 @contextmanager
@@ -216,9 +192,18 @@ async def apply_load(url: str, folder: Path, clients: int, seconds: float, arriv
     async def send(number: int) -> int:
         """Return the status, 0 if the connection broke."""
         start = time.perf_counter()
+        request = requests[number % len(requests)]
         try:
-            connection = idle.pop() if idle else await asyncio.open_connection("127.0.0.1", port)
-            status, stays_open = await exchange(connection, requests[number % len(requests)])
+            is_reused = bool(idle)
+            connection = idle.pop() if is_reused else await asyncio.open_connection("127.0.0.1", port)
+            try:
+                status, stays_open = await exchange(connection, request)
+            except (ConnectionError, asyncio.IncompleteReadError) as error:
+                if not is_reused or getattr(error, "partial", b""):
+                    raise
+                # A server may close an idle connection at any moment: HTTP clients then repeat the request.
+                connection = await asyncio.open_connection("127.0.0.1", port)
+                status, stays_open = await exchange(connection, request)
         except (OSError, EOFError, ValueError) as error:
             statuses[type(error).__name__] += 1
             return 0
@@ -284,16 +269,20 @@ def compare(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     names = options.servers.split(",")
     turns: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     bare: dict[str, list[float]] = {}
+    engines: dict[str, tuple[str, str]] = {}
     shuffle = random.Random(0)
     for number in range(options.rounds):
         shuffle.shuffle(names)
-        for precision in ("auto", "float32"):
-            for name, rate in bare_rates(folder, precision).items():
-                bare.setdefault(name, []).append(rate)
         for name in names:
             with running(name, folder, "--max-per-client", "64") as url:
                 load(url, folder, options.clients, 2)
                 turns[name].append(load(url, folder, options.clients, options.seconds))
+                if name.startswith("vitral"):
+                    about_model = httpx.get(url.replace("/predict", "/model")).json()
+                    engines[name] = (about_model["engine"], about_model["precision"])
+            if name in engines:
+                for title, rate in bare_rates(folder, *engines[name]).items():
+                    bare.setdefault(title, []).append(rate)
             print(f"round {number + 1}, {name}: {turns[name][-1]}", file=sys.stderr)
     rows = [
         {"server": name, **{key: median(turn[key] for turn in results) for key in ("rate", "p50", "p99")}}
@@ -304,11 +293,11 @@ def compare(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows + [{"server": name, "rate": median(rates), "p50": 0.0, "p99": 0.0} for name, rates in bare.items()]
 
 
-def bare_rates(folder: Path, precision: str) -> dict[str, float]:
-    """Return images per second of the engine alone and of a Predictor with decoding, in batches of the same size."""
+def bare_rates(folder: Path, engine: str, precision: str) -> dict[str, float]:
+    """Return images per second of an engine alone and of a Predictor with decoding, in batches of the same size."""
     script = """
 import sys, time, pathlib, vitral
-predictor = vitral.Predictor(sys.argv[1], batch_size=16, precision=sys.argv[3])
+predictor = vitral.Predictor(sys.argv[1], batch_size=16, engine=sys.argv[3], precision=sys.argv[4])
 files = [path.read_bytes() for path in sorted(pathlib.Path(sys.argv[2]).iterdir())]
 images = [predictor.prepare(file) for file in files]
 def rate(step):
@@ -318,12 +307,21 @@ def rate(step):
         step()
         rounds += 1
     return rounds * len(files) / seconds
-engine = rate(lambda: [predictor.predict_prepared(images[at : at + 16]) for at in range(0, len(images), 16)])
-print(engine, rate(lambda: predictor(files)))
+alone = rate(lambda: [predictor.predict_prepared(images[at : at + 16]) for at in range(0, len(images), 16)])
+print(alone, rate(lambda: predictor(files)))
 """
-    command = [sys.executable, "-c", script, str(folder / "model.safetensors"), str(folder / "photos"), precision]
-    engine, decoding = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    return {f"engine alone, {precision}": float(engine), f"Predictor with decoding, {precision}": float(decoding)}
+    command = [
+        sys.executable,
+        "-c",
+        script,
+        str(folder / "model.safetensors"),
+        str(folder / "photos"),
+        engine,
+        precision,
+    ]
+    alone, decoding = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    title = f"{engine} {precision}"
+    return {f"engine alone, {title}": float(alone), f"Predictor with decoding, {title}": float(decoding)}
 
 
 def show(rows: list[dict[str, Any]]) -> None:

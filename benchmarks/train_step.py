@@ -1,12 +1,14 @@
 """Time one training step (forward, backward, clip, AdamW): vitral, and timm's model with torch's AdamW.
 
-    python -m benchmarks.train_step --save          # about ten minutes on 2 cores
+    python -m benchmarks.train_step --save                        # about ten minutes on 2 cores
+    python -m benchmarks.train_step --models vit-pico7 --save
 
-All candidates have the same network, weights, batch and threads. "plain" is our eager float32 step; "default" is the
-step of ``vitral train`` on a CPU, in bfloat16 where the CPU computes it, which also keeps freed memory; "compiled" is
-the same with ``--compile``. Memory is a setting of a whole process, so each candidate has its own. They take turns, and
-only one computes at a time. The table shows the median over several runs of the ratio of the fastest turns, and for
-"compiled" also that of a whole run of 200 steps, whose first step compiles. "A/A" is timm against itself.
+All candidates have the same network, weights, batch and threads. "plain" is our eager float32 step. "default" is the
+step of ``vitral train`` on a CPU: it keeps freed memory, and computes in bfloat16 where the CPU has the instructions
+and the network is wide enough. "compiled" is the same with ``--compile``. Memory is a setting of a whole process, so
+each candidate has its own. They take turns, and only one computes at a time. The table shows the median over several
+runs of the ratio of the fastest turns, and for "compiled" also that of a whole run of 200 steps, whose first step
+compiles. "A/A" is timm against itself.
 """
 
 import argparse
@@ -24,13 +26,15 @@ from torch import Tensor, nn
 import vitral
 from benchmarks.peers import in_timm, randomize
 from benchmarks.timing import describe_machine, save
-from vitral.devices import choose_precision, keep_freed_memory
+from vitral.devices import keep_freed_memory
 from vitral.inference.engines.compiled import find_compiler
+from vitral.model.sizes import named_config
+from vitral.training.auto import training_precision
 from vitral.training.config import ResolvedOptim
 from vitral.training.mixing import soft_loss, soft_targets
 from vitral.training.optimizer import Optimizer
 
-CASES = [("vit-s16", 8), ("vit-ti16", 16), ("vit-nano4", 128), ("vit-pico7", 128)]
+BATCHES = {"vit-s16": 8, "vit-ti16": 16, "vit-nano4": 128, "vit-pico7": 128}
 CANDIDATES = ("timm", "timm (A/A)", "plain", "default", *(("compiled",) if find_compiler() else ()))
 RUN = 200
 """Steps of a run that pays for compiling."""
@@ -40,7 +44,7 @@ def vitral_step(model: vitral.ViT, images: Tensor, labels: Tensor, who: str) -> 
     optimizer = Optimizer(model, ResolvedOptim(name="adamw", lr=1e-4, layer_decay=1.0))
     targets = soft_targets(labels, model.config.num_classes, 0.0)
     parameters = list(model.parameters())
-    precision = "float32" if who == "plain" else choose_precision("cpu").value
+    precision = "float32" if who == "plain" else training_precision("cpu", model.config)[0]
     network: Callable[[Tensor], Tensor] = torch.compile(model) if who == "compiled" else model
 
     def step() -> float:
@@ -119,7 +123,8 @@ class Candidate:
 def measure(name: str, batch: int, runs: int, seconds: float) -> dict[str, Any]:
     candidates = {who: Candidate(who, name, batch) for who in CANDIDATES}
     losses = [candidate.first_loss for candidate in candidates.values()]
-    assert max(losses) - min(losses) < (1e-3 if choose_precision("cpu").value == "float32" else 0.1), losses
+    precision, _ = training_precision("cpu", named_config(name))
+    assert max(losses) - min(losses) < (1e-3 if precision == "float32" else 0.1), losses
     rounds = max(2, min(60, round(seconds / candidates["timm"].turn())))
     times, order, shuffle = [], list(CANDIDATES), Random(0)
     for _ in range(runs):
@@ -142,6 +147,7 @@ def measure(name: str, batch: int, runs: int, seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(BATCHES), choices=list(BATCHES))
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--turn-seconds", type=float, default=3.0)
     parser.add_argument("--worker", nargs=3, metavar=("CANDIDATES", "MODEL", "BATCH"), help=argparse.SUPPRESS)
@@ -153,14 +159,14 @@ def main() -> None:
     shown = CANDIDATES[1:]
     print(f"| model | batch | timm, ms | {' | '.join(shown)} | {RUN} steps, compiled |\n{'|---' * (len(shown) + 4)}|")
     rows = []
-    for name, batch in CASES:
+    for name, batch in ((name, BATCHES[name]) for name in options.models):
         row = measure(name, batch, options.runs, options.turn_seconds)
         rows.append(row)
         ratios = " | ".join(f"{row['ratio'][who]:.2f} x" for who in shown)
         whole = row[f"ratio_of_{RUN}_steps"].get("compiled", float("nan"))
         print(f"| {name} | {batch} | {row['milliseconds']['timm']:.0f} | {ratios} | {whole:.2f} x |", flush=True)
     if options.save:
-        save("train_step", describe_machine("timm"), rows)
+        save("train_step", describe_machine("timm"), rows, key=("model",))
     return None
 
 

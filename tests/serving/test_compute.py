@@ -1,17 +1,23 @@
-"""The worker without a process around it: cancelled images, and the order of tasks."""
+"""The worker without a process around it: cancelled images, the order of tasks, and the engine."""
 
 import io
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
+import vitral
+from vitral.inference.engines import choosing
 from vitral.serving import frames
-from vitral.serving.settings import Limits
-from vitral.serving.worker import Task, Worker
+from vitral.serving.compute import Computer, load_predictor
+from vitral.serving.settings import Limits, ModelSource
+from vitral.serving.worker import Task, Worker, choose_engine
 
 
 def make_worker() -> Worker:
@@ -44,3 +50,30 @@ def test_attention_is_computed_one_by_one() -> None:
         worker._ready.append(Task(number=number, kind=kind, options={}, image=image, ready=time.monotonic()))
     batches = [[task.number for task in worker._next_batch(16, 0.0)] for _ in range(3)]
     assert batches == [[0], [1], [2, 3]]
+
+
+def test_the_engine_is_measured_if_that_pays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VITRAL_CACHE", str(tmp_path))
+    model = vitral.create("vit-pico7", num_classes=3).eval()
+    vitral.save(model, tmp_path / "model.safetensors", labels=["a", "b", "c"])
+    monkeypatch.setattr(choosing, "list_candidates", lambda *_: iter([("openvino", "float32")]))
+    monkeypatch.setattr(choosing, "MIN_SPEEDUP", 0.0)
+
+    def start(preparation_seconds: float) -> Computer:
+        monkeypatch.setattr(choosing, "PREPARATION_SECONDS", {"openvino": preparation_seconds})
+        predictor = load_predictor(ModelSource(name="tiny", source=str(tmp_path / "model.safetensors")))
+        computer = Computer(predictor, reject=2.0)
+        choose_engine(Worker(predictor, computer, Limits(), io.BytesIO()), batch=4)
+        return computer
+
+    assert start(1e9).predictor.engine == "torch float32"
+    assert not capsys.readouterr().err
+    computer = start(0.0)
+    assert computer.predictor.engine == "openvino float32"
+    assert "vitral: tiny: engine: openvino float32" in capsys.readouterr().err
+    image = np.full((3, 28, 28), 90, np.uint8)
+    answer = json.loads(computer.predict([image], [{"top_k": 3}])[0])
+    expected = vitral.Predictor(tmp_path / "model.safetensors", engine="torch").predict_prepared([image])[0]
+    assert answer["probability"] == pytest.approx(expected.probability, abs=1e-5)

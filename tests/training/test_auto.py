@@ -98,14 +98,17 @@ def test_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "threads load the next batch" in choices["workers"].reason
 
 
-def test_bfloat16_on_a_cpu_is_for_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_on_a_cpu_is_for_wide_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "choose_precision", lambda _: Choice("bfloat16", "native on this CPU"))
-    config, choices = choose()
+    for wide in ({"model": "vit-ti16", "image_size": 32}, {"model": "vit-nano4", "image_size": 32}):
+        config, choices = choose(**wide)
+        assert config.precision == "bfloat16"
+        assert choices["precision"].reason == "native on this CPU"
+    config, choices = choose(model="vit-pico7", image_size=28)
     assert config.precision == "float32"
-    assert "bfloat16 on a CPU" in choices["precision"].reason
-    config, choices = choose(make_facts(pretrained=checkpoint()), **{"from": "x"})
-    assert config.precision == "bfloat16"
-    assert choices["precision"].reason == "native on this CPU"
+    assert choices["precision"].reason == "a network 96 wide gains nothing from bfloat16 on a CPU"
+    config, _ = choose(make_facts(pretrained=checkpoint()), **{"from": "x"})
+    assert config.precision == ("bfloat16" if checkpoint().config.width >= 128 else "float32")
 
 
 @pytest.mark.usefixtures("gpu")

@@ -28,6 +28,7 @@ from vitral.console.output import show_as
 from vitral.console.progress import with_progress
 from vitral.console.results import show_evaluation
 from vitral.console.tables import show_suite
+from vitral.devices import keep_freed_memory
 from vitral.errors import ConfigError
 
 
@@ -132,6 +133,7 @@ def evaluate_model(model: str, data: str | None, measures: Measures, inference: 
     """Evaluate a model on one dataset and show the result. Exit with code 3 if some images are unreadable."""
     from vitral.evaluation.evaluator import EvaluateOptions, evaluate_events
 
+    keep_freed_memory()
     if inference.precision == "int8" and not model.endswith((".onnx", ".xml")):
         sizes: dict[str, Any] = {"image_size": inference.image_size, "merge": measures.merge}
         model = quantize(model, data, quiet=format != "human", **sizes)

@@ -54,7 +54,7 @@ def serve(
     precision: Precision = "auto",
     engine: Annotated[
         str,
-        option("torch, compiled, onnxruntime or openvino. auto: torch, or the engine of an exported file.", "ENGINE"),
+        option("torch, compiled, onnxruntime or openvino. auto: the fastest, measured at the first start.", "ENGINE"),
     ] = "auto",
 ) -> None:
     """Serve a model: a web page for people and an API for programs.

@@ -185,6 +185,13 @@ class Predictor:
         """Return the embeddings (B, D) of one batch of images, as `predict_prepared` takes them."""
         return self._backend.embed(list(images))
 
+    def choose_engine(self, images: Sequence[np.ndarray], *, total: int) -> None:
+        """Measure engines on images as `prepare` returns them, if computing `total` of them would pay for that.
+
+        `stream` does the same on its first batch; this is for those who get images one by one.
+        """
+        self._backend.choose(list(images), total)
+
     def check_can_reject(self) -> None:
         """Raise ConfigError if the model cannot measure how unusual an image is."""
         if self.novelty is None:

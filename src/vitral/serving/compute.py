@@ -1,6 +1,7 @@
 """Compute predictions, features and attention maps of preprocessed images in a worker, as JSON."""
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ MAX_MAP_VALUES = 2_000_000
 def load_predictor(source: ModelSource) -> Predictor:
     """Load the model as `vitral predict` does."""
     options: dict[str, Any] = dict(device=source.device, precision=source.precision, image_size=source.image_size)
+    options["on_choice"] = lambda reason: print(f"vitral: {source.name}: {reason}", file=sys.stderr)
     return Predictor(source.source, engine=source.engine, **options)
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from vitral.data.decode import BadImageError
 from vitral.data.headers import read_header
 from vitral.errors import VitralError
+from vitral.inference.engines.choosing import example_images
 from vitral.inference.predictor import Predictor
 from vitral.serving import frames
 from vitral.serving.compute import Computer, describe_model, load_predictor, seen_box
@@ -32,6 +33,8 @@ from vitral.serving.uploads import check_size
 LARGE_IMAGE = 8_000_000
 """Images of more pixels are decoded one at a time, which bounds the memory of a worker."""
 WARM_UP_SIZES = (1, 2)
+MEASURED_IMAGES, MEASURED_SECONDS, MEASURED_BATCH = 5000, 200.0, 8
+"""Engines are measured if that pays within so many images, or within so many seconds of eager torch."""
 
 
 @dataclass(eq=False, slots=True)
@@ -204,6 +207,8 @@ def main() -> None:
         computer = Computer(predictor, reject=settings["reject"])
         worker = Worker(predictor, computer, Limits(**settings["limits"]), output)
         warm_up(worker)
+        choose_engine(worker, batch=settings["max_batch"])
+        warm_up(worker)  # the engine that was chosen
     except VitralError as error:
         failure = {"failed": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}}
         output.write(frames.pack(failure))
@@ -223,6 +228,16 @@ def warm_up(worker: Worker) -> None:
     kind = "predict" if worker.predictor.can_predict else "features"
     for size in WARM_UP_SIZES:
         worker.computer.tasks[kind]([image] * size, [{"top_k": 1}] * size)
+
+
+def choose_engine(worker: Worker, *, batch: int) -> None:
+    """Measure engines, once per model and machine, unless the network is so small that its own time hardly counts."""
+    predictor = worker.predictor
+    images = [*example_images(predictor.loaded.preprocess, min(MEASURED_BATCH, batch))]
+    start = time.perf_counter()
+    worker.computer.tasks["predict" if predictor.can_predict else "features"](images, [{"top_k": 1}] * len(images))
+    seconds = (time.perf_counter() - start) / len(images)
+    predictor.choose_engine(images, total=min(MEASURED_IMAGES, int(MEASURED_SECONDS / seconds)))
 
 
 if __name__ == "__main__":

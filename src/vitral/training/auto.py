@@ -33,6 +33,8 @@ TOKEN_BATCH = 32
 """Images per step when the last blocks are trained on tokens."""
 MANY_PER_CLASS = 1000
 MAX_EPOCHS = 200
+MIN_BFLOAT16_WIDTH = 128
+"""Narrower networks train faster in float32 on a CPU (docs/decisions/speed.md)."""
 MAX_IMBALANCE = 3
 _STEPS_FROM_SCRATCH, _STEPS_FROM_CHECKPOINT = 4000, 600
 _FEWEST_STEPS, _EPOCHS_OF_LAST_BLOCKS = 100, 6
@@ -111,9 +113,15 @@ def _device(config: TrainConfig, facts: Facts) -> Choice:
 
 
 def _precision(config: TrainConfig, facts: Facts) -> Choice:
-    precision = choose_precision(config.device)
-    if facts.pretrained is None and config.device == "cpu" and precision.value == "bfloat16":
-        return "float32", "narrow networks gain nothing from bfloat16 on a CPU"
+    return training_precision(config.device, _network(config, facts))
+
+
+def training_precision(device: str, network: ViTConfig | BiTConfig | None) -> Choice:
+    """Return bfloat16 where the hardware multiplies it natively, except for networks too narrow to gain on a CPU."""
+    precision = choose_precision(device)
+    width = network.width if isinstance(network, ViTConfig) else MIN_BFLOAT16_WIDTH
+    if device == "cpu" and precision.value == "bfloat16" and width < MIN_BFLOAT16_WIDTH:
+        return "float32", f"a network {width} wide gains nothing from bfloat16 on a CPU"
     return precision.value, precision.reason
 
 
@@ -149,20 +157,26 @@ def _parallel(config: TrainConfig, facts: Facts) -> Choice:
 
 def _training_bytes(config: TrainConfig, facts: Facts) -> int | None:
     """Return the memory of weights, gradients, moments and averages in one process; None if the network is unknown."""
-    if facts.pretrained is not None:
-        network = facts.pretrained.config
-    else:
-        try:
-            network = named_config(config.model, image_size=config.image_size, num_classes=len(facts.dataset.classes))
-            network = replace(network, **{name: value for name, value in config.network.items() if name != "stem"})
-        except ConfigError:  # reported where the network is built
-            return None
+    network = _network(config, facts)
+    if network is None:
+        return None
     parameters, fraction = count_cost(network).parameters, 1.0
     if config.tune.what != "all":
         blocks = config.tune.blocks if config.tune.what == "last-blocks" else 0
         fraction = blocks / network.blocks if isinstance(blocks, int) else 1.0
     moments = {"sgd": 1}.get(config.optim.name, 2)
     return int(FLOAT_BYTES * parameters * (1 + bool(config.ema) + fraction * (1 + moments)))
+
+
+def _network(config: TrainConfig, facts: Facts) -> ViTConfig | BiTConfig | None:
+    """Return the network that will be trained; None if the settings do not fit, which is reported where it is built."""
+    if facts.pretrained is not None:
+        return facts.pretrained.config
+    try:
+        network = named_config(config.model, image_size=config.image_size, num_classes=len(facts.dataset.classes))
+        return replace(network, **{name: value for name, value in config.network.items() if name != "stem"})
+    except ConfigError:
+        return None
 
 
 def _image_size(config: TrainConfig, facts: Facts) -> Choice:
@@ -345,13 +359,13 @@ def _class_weights(config: TrainConfig, facts: Facts) -> Choice:
 
 _CHOICES: dict[str, Callable[[TrainConfig, Facts], Choice | None]] = {  # in this order: each sees those before it
     "device": _device,
-    "precision": _precision,
     "workers": _workers,
     "compile": lambda config, facts: (False, ""),  # measured before the first step
     "channels": _channels,
     "image_size": _image_size,
     "resize": _resize,
     "model": _model,
+    "precision": _precision,
     "tune.what": _tune_what,
     "tune.blocks": _tune_blocks,
     "tune.views": _tune_views,
