@@ -2,8 +2,9 @@
 
     python -m benchmarks.train_loading --save              # about four minutes on 2 cores
 
-Every candidate runs the same steps (forward and backward) on the same batches, which are compared first. They take
-turns, a few steps each. The table has the speed relative to loading in the training thread ("0"); "A/A" is that again.
+Every candidate runs the same steps (forward and backward, in the precision of `vitral train`) on the same batches,
+which are compared first. They take turns, a few steps each. The table has the speed relative to loading in the
+training thread ("0"); "A/A" is that again.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from vitral.data.dataset import Item
 from vitral.data.headers import Pixels
 from vitral.devices import keep_freed_memory
 from vitral.preprocess import Preprocess
+from vitral.training.auto import training_precision
 
 CASES = [("vit-ti16", "500 x 375", 16), ("vit-ti16", "2000 x 1500", 16), ("vit-pico4", "32 x 32, cached", 128)]
 THREADS = {"0": 0, "A/A": 0, "1": 1, "2": 2}
@@ -80,7 +82,10 @@ def make_turn(model: vitral.ViT, batches: Iterator[Batch]) -> Callable[[], float
 
 
 def train(model: vitral.ViT, images: Tensor, labels: Tensor) -> None:
-    loss = nn.functional.cross_entropy(model(images.float() / 255), labels)
+    precision, _ = training_precision("cpu", model.config)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+        logits = model(images.float() / 255)
+    loss = nn.functional.cross_entropy(logits.float(), labels)
     loss.backward()
     for parameter in model.parameters():
         parameter.grad = None
