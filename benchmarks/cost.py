@@ -2,9 +2,9 @@
 
     python -m benchmarks.cost --save                       # ViT-S/16: about four minutes on 2 cores
 
-The exponent k of time ~ x^k is fitted to the fastest turns. The limit of a precision is the speed of one large matrix
-product, in torch or, for int8, in OpenVINO. The share is the speed of a forward pass of eight images, in operations per
-second, divided by the limit.
+The exponent k of time ~ x^k is fitted to the fastest turns. The limit of a precision is the speed of the fastest
+product of large matrices, in torch or OpenVINO. The share is the speed of a forward pass of eight images, in
+operations per second, divided by the limit. `--only limits` measures one of the parts again.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from vitral.preprocess import Preprocess
 
 SIDES = (96, 160, 224, 320, 448)
 BATCHES = (1, 2, 4, 8, 16)
-SIDE = 2048
-"""Side of the square matrices whose product is the limit."""
+SIDES_OF_PRODUCTS = (512, 1024, 2048)
+"""Sides of the square matrices whose fastest product is the limit."""
 Turns = dict[str, Callable[[], Any]]
 
 
@@ -38,15 +38,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="vit-s16")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--only", choices=("tokens", "batches", "threads", "limits"))
     parser.add_argument("--save", action="store_true", help="write a dated JSON file to benchmarks/results")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    for measure in (measure_tokens, measure_batches, measure_threads, measure_limits):
+    parts = {"tokens": measure_tokens, "batches": measure_batches, "threads": measure_threads, "limits": measure_limits}
+    for measure in parts.values() if options.only is None else [parts[options.only]]:
         measured = measure(options.model, options.rounds)
         rows += measured
         print(*measured, sep="\n", flush=True)
     if options.save:
-        save("cost", describe_machine("openvino", "nncf"), rows)
+        keyed = [{"engine": "", **row} for row in rows]
+        save("cost", describe_machine("openvino", "nncf"), keyed, key=("what", "engine"))
 
 
 def make_subject(name: str, side: int = 224) -> Subject:
@@ -116,13 +119,14 @@ def measure_limits(name: str, rounds: int) -> list[dict[str, Any]]:
     subject, batch = make_subject(name), 8
     images = example_images(subject.preprocess, batch)
     engines = build_engines(subject, ["torch", "onnxruntime", "openvino"])
-    limits = matrix_products()
-    seconds = fastest_turns(limits | {title: run(engine, images) for title, engine in engines.items()}, rounds)
+    products = matrix_products()
+    seconds = fastest_turns(products | {title: run(engine, images) for title, engine in engines.items()}, rounds)
+    speeds = {title: 2 * int(title.split()[2]) ** 3 / seconds[title] for title in products}
     operations = batch * count_cost(subject.model.config).forward_flops
     rows: list[dict[str, Any]] = []
     for title in engines:
         precision = title.split()[1]
-        limit = 2 * SIDE**3 / seconds[f"limit {precision}"]
+        limit = max(speed for product, speed in speeds.items() if product.split()[1] == precision)
         speed = operations / seconds[title]
         values = {"gigaflops": speed / 1e9, "limit_gigaflops": limit / 1e9, "share": speed / limit}
         rows.append({"model": name, "what": "limit", "engine": title, "batch": batch, **values})
@@ -130,23 +134,35 @@ def measure_limits(name: str, rounds: int) -> list[dict[str, Any]]:
 
 
 def matrix_products() -> Turns:
-    left, right = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
-    turns: Turns = {"limit float32": lambda: left @ right, "limit int8": int8_product(left)}
-    if choose_precision("cpu").value == "bfloat16":
-        halves = left.bfloat16(), right.bfloat16()
-        turns["limit bfloat16"] = lambda: halves[0] @ halves[1]
+    """Return products of square matrices by precision and side, in torch and in OpenVINO."""
+    native = choose_precision("cpu").value
+    turns: Turns = {}
+    for side in SIDES_OF_PRODUCTS:
+        left, right = torch.randn(side, side), torch.randn(side, side)
+        turns[f"torch float32 {side}"] = bind_product(left, right)
+        for precision in dict.fromkeys(("float32", native, "int8")):
+            turns[f"openvino {precision} {side}"] = openvino_product(left, precision)
+        if native == "bfloat16":
+            turns[f"torch bfloat16 {side}"] = bind_product(left.bfloat16(), right.bfloat16())
     return turns
 
 
-def int8_product(left: torch.Tensor) -> Callable[[], Any]:
-    """Return a matrix product that OpenVINO computes in int8; that of torch is slower."""
+def bind_product(left: torch.Tensor, right: torch.Tensor) -> Callable[[], Any]:
+    return lambda: left @ right
+
+
+def openvino_product(left: torch.Tensor, precision: str) -> Callable[[], Any]:
+    """Return a matrix product that OpenVINO computes in a precision."""
     openvino, nncf = import_openvino(), import_nncf()
-    layer = torch.nn.Linear(SIDE, SIDE, bias=False).eval()
+    layer = torch.nn.Linear(len(left), len(left), bias=False).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = openvino.convert_model(torch.export.export(layer, (left,)))
-    narrow = nncf.quantize(model, nncf.Dataset([left.numpy()]), subset_size=1)
-    compiled = openvino.Core().compile_model(narrow, "CPU", {"PERFORMANCE_HINT": "LATENCY"})
+    if precision == "int8":
+        model = nncf.quantize(model, nncf.Dataset([left.numpy()]), subset_size=1)
+    hint = "bf16" if precision == "bfloat16" else "f32"
+    options = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": hint}
+    compiled = openvino.Core().compile_model(model, "CPU", options)
     return lambda: compiled(left.numpy())
 
 

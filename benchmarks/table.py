@@ -140,7 +140,7 @@ def cost_table() -> str:
             lines.append(f"| {row['what']} | {values} | {group} | {shown} | {exponent:.2f} |")
     lines += [
         "",
-        "The limit is the speed of one large matrix product, in torch or, for int8, in OpenVINO. Batches of "
+        "The limit is the speed of the fastest product of large matrices, in torch or OpenVINO. Batches of "
         f"{limits[0]['batch']} images:",
         "",
         "| engine | billion operations per second | limit | share |",
