@@ -28,6 +28,7 @@ CONTENT_TYPES = {
 }
 Method = Literal["attention", "rollout", "relevance"]
 ModelName = Annotated[str | None, Query(description="The name of a model. Default: the first one.", max_length=64)]
+COMPUTING_CODES = (404, 408, 413, 415, 422, 429, 501, 503)
 ERROR_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -51,6 +52,7 @@ def build_app(service: Service) -> Gate:
     _add_error_handlers(app)
     _add_pages(app)
     _add_computation(app, service)
+    _add_attention(app, service)
     _add_models(app, service)
     _add_health(app, service)
     return Gate(app, service)
@@ -159,10 +161,9 @@ def describe_limits(limits: Limits) -> dict[str, Any]:
 def _add_computation(app: FastAPI, service: Service) -> None:
     limits = service.settings.limits
     body = schema.image_body(limits)
-    codes = (404, 408, 413, 415, 422, 429, 503)
 
     @app.post(
-        "/api/predict", responses=schema.responses(schema.rows_of("predictions", schema.PREDICTION), *codes, 501),
+        "/api/predict", responses=schema.responses(schema.rows_of("predictions", schema.PREDICTION), *COMPUTING_CODES),
         openapi_extra=body,
     )  # fmt: skip
     async def predict(
@@ -180,7 +181,7 @@ def _add_computation(app: FastAPI, service: Service) -> None:
             return _rows("predictions", queue, parsed, outcomes)
 
     @app.post(
-        "/api/features", responses=schema.responses(schema.rows_of("embeddings", schema.FEATURES), *codes, 501),
+        "/api/features", responses=schema.responses(schema.rows_of("embeddings", schema.FEATURES), *COMPUTING_CODES),
         openapi_extra=body,
     )  # fmt: skip
     async def features(request: Request, model: ModelName = None) -> Response:
@@ -194,7 +195,12 @@ def _add_computation(app: FastAPI, service: Service) -> None:
             outcomes = await service.compute(request, queue, "features", parsed, {})
             return _rows("embeddings", queue, parsed, outcomes)
 
-    @app.post("/api/attention", responses=schema.responses(schema.ATTENTION, *codes, 501), openapi_extra=body)
+
+def _add_attention(app: FastAPI, service: Service) -> None:
+    @app.post(
+        "/api/attention", responses=schema.responses(schema.ATTENTION, *COMPUTING_CODES),
+        openapi_extra=schema.image_body(service.settings.limits),
+    )  # fmt: skip
     async def attention(
         request: Request,
         model: ModelName = None,
