@@ -1,7 +1,7 @@
 """SIGTERM: every request that the server has begun to read gets a response, and the process ends in time.
 
-A request that arrives as its connection closes has not been read. Its client sees that the connection was reset, before
-the first byte of a response, and may send the request again.
+A request that arrives as its connection or the port closes has not been read. Its client sees that the connection was
+reset, before the first byte of a response, and may send the request again.
 """
 
 import os
