@@ -76,9 +76,24 @@ class RunningServer:
 
 @dataclass(frozen=True)
 class RawResponse:
+    """A response; its status is 0 if none came or it was incomplete."""
+
     status: int
+    head: bytes
     body: bytes
-    seconds: float
+    was_reset: bool
+    """The server closed the connection before it read the request, so that no response came."""
+
+    @property
+    def closes(self) -> bool:
+        """Return whether the server announced that it closes the connection."""
+        return re.search(rb"\r\nconnection: *close", self.head, re.IGNORECASE) is not None
+
+    @property
+    def retry_after(self) -> int:
+        """Return the seconds to wait; 0 if the response does not name them."""
+        match = re.search(rb"\r\nretry-after: *(\d+)", self.head, re.IGNORECASE)
+        return int(match[1]) if match else 0
 
     @property
     def code(self) -> str:
@@ -86,19 +101,22 @@ class RawResponse:
 
     @classmethod
     def read(cls, connection: socket.socket) -> "RawResponse":
-        start, data = time.monotonic(), b""
+        data, was_reset, is_complete = b"", False, False
         try:
-            while chunk := connection.recv(65536):
+            while not is_complete and (chunk := connection.recv(65536)):
                 data += chunk
                 head, separator, body = data.partition(b"\r\n\r\n")
                 length = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
-                if separator and length and len(body) >= int(length[1]):
-                    break
-        except (ConnectionResetError, TimeoutError):
+                is_complete = bool(separator) and length is not None and len(body) >= int(length[1])
+        except TimeoutError:
             pass
+        except ConnectionError:
+            was_reset = True
+        # If the end of the stream comes before the reset, recv does not raise the latter.
+        was_reset = was_reset or (not data and connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0)
         head, _, body = data.partition(b"\r\n\r\n")
-        status = int(head.split()[1]) if data.startswith(b"HTTP/1.1 ") else 0
-        return cls(status, body, time.monotonic() - start)
+        status = int(head.split()[1]) if is_complete and data.startswith(b"HTTP/1.1 ") else 0
+        return cls(status, head, body, was_reset)
 
 
 def resident(pid: int) -> int:

@@ -7,34 +7,14 @@ import csv
 import io
 import json
 import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser
 
 from tests.data.images import photo
+from tests.serving.pages import AXE, Visit, pixels, require
 from tests.serving.servers import RunningServer, running
-
-AXE = Path(__file__).parents[2] / "build" / "axe.min.js"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
-OPTIONS += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
-
-
-def require(condition: object, what: str) -> None:
-    if not condition:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{what} is missing. Run: make browser")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    require(CHROMIUM, "Chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -45,40 +25,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         photo(90, 120, seed=number).save(path)
     (folder / "bad.jpg").write_bytes(b"not an image")
     return [*paths, folder / "bad.jpg"]
-
-
-class Visit:
-    """A page and everything that went wrong on it."""
-
-    def __init__(self, browser: Browser, server: RunningServer, path: str = "/", **options: object):
-        self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 850}, **options})
-        self.page = self.context.new_page()
-        self.errors: list[str] = []
-        self.requests: list[str] = []
-        self.page.on(
-            "console", lambda message: message.type in ("error", "warning") and self.errors.append(message.text)
-        )
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.server = server
-        self.page.goto(server.url + path)
-        self.page.locator("#facts dd").first.wait_for(state="attached")
-
-    def upload(self, *paths: Path) -> None:
-        self.page.set_input_files("#files", [str(path) for path in paths])
-        self.page.locator("#rows td", has_text="waiting").first.wait_for(state="detached")
-
-    def check(self, *, allowed: str = "nothing at all") -> None:
-        """Check that nothing failed, and that no request left the server."""
-        assert [error for error in self.errors if allowed not in error] == []
-        assert all(url.startswith((self.server.url, "blob:", "data:")) for url in self.requests)
-        self.context.close()
-
-    def violations(self) -> list[str]:
-        """Return what axe-core objects to."""
-        require(AXE.exists(), "axe-core")
-        result = self.page.evaluate(AXE.read_text(encoding="utf-8") + "; axe.run()")
-        return [f"{rule['id']}: {rule['nodes'][0]['html']}" for rule in result["violations"]]
 
 
 def test_result_and_sliders(browser: Browser, server: RunningServer, images: list[Path]) -> None:
@@ -106,10 +52,6 @@ def test_result_and_sliders(browser: Browser, server: RunningServer, images: lis
     page.uncheck("#show-map")
     assert page.locator("#overlay").is_hidden()
     visit.check()
-
-
-def pixels(page: Page) -> str:
-    return page.evaluate("() => document.getElementById('overlay').toDataURL()")
 
 
 def test_many_images_and_csv(browser: Browser, server: RunningServer, images: list[Path]) -> None:

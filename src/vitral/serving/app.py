@@ -28,6 +28,7 @@ CONTENT_TYPES = {
 }
 Method = Literal["attention", "rollout", "relevance"]
 ModelName = Annotated[str | None, Query(description="The name of a model. Default: the first one.", max_length=64)]
+COMPUTING_CODES = (404, 408, 413, 415, 422, 429, 501, 503)
 ERROR_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -51,9 +52,10 @@ def build_app(service: Service) -> Gate:
     _add_error_handlers(app)
     _add_pages(app)
     _add_computation(app, service)
+    _add_attention(app, service)
     _add_models(app, service)
     _add_health(app, service)
-    return Gate(app, service.settings, service.metrics)
+    return Gate(app, service)
 
 
 def _error_response(error: RequestError) -> JSONResponse:
@@ -123,7 +125,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
             raise RequestError(503, code, "The server is not ready.", retry_after=1)
         return Response("ready\n", media_type="text/plain")
 
-    @app.get("/metrics", responses=schema.responses(schema.TEXT) | plain, response_class=Response)
+    @app.get("/metrics", responses=schema.responses(schema.TEXT, 503) | plain, response_class=Response)
     async def metrics() -> Response:
         """Return counters and histograms for Prometheus."""
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
@@ -132,12 +134,12 @@ def _add_health(app: FastAPI, service: Service) -> None:
 def _add_models(app: FastAPI, service: Service) -> None:
     anything = {"type": "object"}
 
-    @app.get("/api/models", responses=schema.responses(anything))
+    @app.get("/api/models", responses=schema.responses(anything, 503))
     async def models() -> JSONResponse:
         """List the models of this server; the first one is the default."""
         return JSONResponse({"models": list(service.queues)})
 
-    @app.get("/api/model", responses=schema.responses(anything, 404))
+    @app.get("/api/model", responses=schema.responses(anything, 404, 503))
     async def model(model: ModelName = None) -> JSONResponse:
         """Return labels, size, preprocessing and limits of a model."""
         queue = service.queue_of(model)
@@ -159,10 +161,9 @@ def describe_limits(limits: Limits) -> dict[str, Any]:
 def _add_computation(app: FastAPI, service: Service) -> None:
     limits = service.settings.limits
     body = schema.image_body(limits)
-    codes = (404, 408, 413, 415, 422, 429, 503)
 
     @app.post(
-        "/api/predict", responses=schema.responses(schema.rows_of("predictions", schema.PREDICTION), *codes, 501),
+        "/api/predict", responses=schema.responses(schema.rows_of("predictions", schema.PREDICTION), *COMPUTING_CODES),
         openapi_extra=body,
     )  # fmt: skip
     async def predict(
@@ -180,17 +181,26 @@ def _add_computation(app: FastAPI, service: Service) -> None:
             return _rows("predictions", queue, parsed, outcomes)
 
     @app.post(
-        "/api/features", responses=schema.responses(schema.rows_of("embeddings", schema.FEATURES), *codes),
+        "/api/features", responses=schema.responses(schema.rows_of("embeddings", schema.FEATURES), *COMPUTING_CODES),
         openapi_extra=body,
     )  # fmt: skip
     async def features(request: Request, model: ModelName = None) -> Response:
         """Return the embedding of each image: the input of the classification head."""
         queue = service.queue_of(model)
+        if queue.info and not queue.info["can_embed"]:
+            raise RequestError(
+                501, "no_features", "This model has no features. An exported classifier has labels only."
+            )
         async with service.receive_images(request) as parsed:
             outcomes = await service.compute(request, queue, "features", parsed, {})
             return _rows("embeddings", queue, parsed, outcomes)
 
-    @app.post("/api/attention", responses=schema.responses(schema.ATTENTION, *codes, 501), openapi_extra=body)
+
+def _add_attention(app: FastAPI, service: Service) -> None:
+    @app.post(
+        "/api/attention", responses=schema.responses(schema.ATTENTION, *COMPUTING_CODES),
+        openapi_extra=schema.image_body(service.settings.limits),
+    )  # fmt: skip
     async def attention(
         request: Request,
         model: ModelName = None,

@@ -14,7 +14,7 @@ from typing import Any
 
 from vitral.errors import VitralError
 from vitral.serving.metrics import Metrics
-from vitral.serving.refusals import RequestError, busy
+from vitral.serving.refusals import RequestError, busy, draining
 from vitral.serving.settings import ModelSource, ServeSettings
 from vitral.serving.workers import MAX_RESTART_SECONDS, WorkerProcess
 
@@ -76,12 +76,17 @@ class ModelQueue:
     async def stop(self) -> None:
         """Refuse what still waits and end the workers."""
         self._is_stopping = True
-        for image in list(self._images.values()):
-            self._fail(image, busy("draining", "The server is stopping.", 5))
+        self.refuse_all()
+        workers = list(self.workers)  # a cancelled task forgets its worker
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(worker.stop() for worker in self.workers))
+        await asyncio.gather(*(worker.stop() for worker in workers))
+
+    def refuse_all(self) -> None:
+        """Refuse the images that have no result yet."""
+        for image in self._images.values():
+            self._fail(image, draining())
 
     @property
     def is_ready(self) -> bool:

@@ -50,8 +50,10 @@ def describe_model(predictor: Predictor, source: ModelSource) -> dict[str, Any]:
         hidden: dict[str, Any] = {"parameters": None, "width": None, "layers": 0, "heads": 0, "methods": []}
         labels, size = list(loaded.labels), list(loaded.preprocess.size)
         shown = {"labels": labels, "architecture": "exported file", "image_size": size, "device": "cpu"}
-        return common | hidden | shown | {"can_predict": "logits" in loaded.outputs}
+        tasks = {"can_predict": "logits" in loaded.outputs, "can_embed": "features" in loaded.outputs}
+        return common | hidden | shown | tasks
     config, network = loaded.model.config, find_network(predictor)
+    methods = [name for name in METHODS if predictor.can_predict or name != "relevance"]
     return common | {
         "labels": list(predictor.labels) if config.num_classes else [],
         "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
@@ -61,8 +63,9 @@ def describe_model(predictor: Predictor, source: ModelSource) -> dict[str, Any]:
         "heads": network.config.heads if network else 0,
         "image_size": list(config.image_hw),
         "device": str(loaded.device),
-        "can_predict": bool(config.num_classes) and config.pool != "none",
-        "methods": list(METHODS) if network else [],
+        "can_predict": predictor.can_predict,
+        "can_embed": config.pool != "none",
+        "methods": methods if network else [],
     }
 
 
@@ -124,11 +127,10 @@ class Computer:
     def _joined_map(self, model: ViT, option: dict[str, Any], batch: Tensor) -> list[list[float]]:
         if option["method"] == "rollout":
             return _rounded(rollout(model, batch)[0])
-        with torch.no_grad():
-            label = option.get("label", int(model(batch).argmax()))
-        if not 0 <= label < len(self.predictor.labels):
+        label = option.get("label")
+        if label is not None and not 0 <= label < len(self.predictor.labels):
             raise RequestError(400, "invalid_parameter", "label must be the index of a label.")
-        values = relevance(model, batch, torch.tensor([label], device=batch.device))[0].clamp(min=0)
+        values = relevance(model, batch, label)[0].clamp(min=0)
         return _rounded(values / values.sum().clamp(min=1e-12))
 
 

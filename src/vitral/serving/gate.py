@@ -10,12 +10,14 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from vitral.serving.metrics import Metrics
-from vitral.serving.refusals import RequestError
+from vitral.serving.refusals import RequestError, busy
 from vitral.serving.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from vitral.serving.service import Service
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -47,10 +49,11 @@ ROUTES = frozenset(("/", "/docs", "/openapi.json", "/healthz", "/readyz", "/metr
 class Gate:
     """An ASGI application around another one."""
 
-    def __init__(self, app: Application, settings: ServeSettings, metrics: Metrics):
+    def __init__(self, app: Application, service: "Service"):
         self.app = app
-        self.settings = settings
-        self.metrics = metrics
+        self.service = service
+        self.settings = settings = service.settings
+        self.metrics = service.metrics
         self.hosts = {*LOOPBACK, *(host.lower() for host in settings.allowed_hosts)}
         self.is_loopback = settings.host in LOOPBACK
         if not self.is_loopback:
@@ -61,7 +64,7 @@ class Gate:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send, self.settings)
+        exchange = _Exchange(scope, receive, send, self.service)
         try:
             self.check(scope)
             if _is_preflight(scope):
@@ -81,8 +84,11 @@ class Gate:
         self.metrics.seconds.labels(route).observe(time.monotonic() - exchange.start)
 
     def check(self, scope: Scope) -> None:
-        """Raise RequestError for a request that is too large, comes from a foreign site, or lacks the token."""
+        """Raise RequestError for a request that is one too many, too large, from a foreign site, or lacks the token."""
         headers, limits = scope["headers"], self.settings.limits
+        is_probe = _route_path(scope) == "/healthz"  # an orchestrator would end a server that is merely busy
+        if scope["state"].get("has_too_many_connections") and not is_probe:
+            raise busy("too_many_connections", f"The server has {limits.connections} open connections.", 1)
         if len(scope["raw_path"]) + len(scope["query_string"]) > limits.url:
             raise RequestError(414, "url_too_long", f"The URL has more than {limits.url} bytes.")
         if len(headers) > limits.headers or sum(len(name) + len(value) for name, value in headers) > limits.head:
@@ -188,10 +194,10 @@ class _Exchange:
     Closing a connection with unread bytes resets it, and the client would see that instead of the response.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, settings: ServeSettings):
+    def __init__(self, scope: Scope, receive: Receive, send: Send, service: "Service"):
         self.start = time.monotonic()
         self.status = 0
-        self._scope, self._receive, self._send, self._settings = scope, receive, send, settings
+        self._scope, self._receive, self._send, self._service = scope, receive, send, service
         names = {name for name, _ in scope["headers"]}
         self._has_unread_body = b"transfer-encoding" in names or any(
             value != "0" for value in _values(scope["headers"], b"content-length")
@@ -206,8 +212,10 @@ class _Exchange:
     async def send(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = _with_security(message.get("headers", []), self._scope, self._settings)
-            message["headers"] = [*headers, (b"connection", b"close")] if self._has_unread_body else headers
+            headers = _with_security(message.get("headers", []), self._scope, self._service.settings)
+            is_last = self._has_unread_body or self._service.is_draining
+            is_named = any(name.lower() == b"connection" for name, _ in headers)
+            message["headers"] = [*headers, (b"connection", b"close")] if is_last and not is_named else headers
         elif self._has_unread_body and not message.get("more_body"):
             await self._send({**message, "more_body": True})
             await self._linger()

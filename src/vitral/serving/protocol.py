@@ -1,13 +1,17 @@
-"""HTTP connections with the limits that uvicorn does not have: size and time of the headers, and chunks per body."""
+"""HTTP connections with the limits that uvicorn does not have: headers, chunks per body, and responses left unread."""
 
 import asyncio
 import json
-from typing import Any
+import socket
+import struct
+import sys
+from contextlib import suppress
+from typing import Any, ClassVar
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from vitral.serving.refusals import RequestError
+from vitral.serving.refusals import RequestError, draining
 from vitral.serving.settings import Limits
 
 LINGER_SECONDS = 2.0
@@ -15,11 +19,18 @@ LINGER_SECONDS = 2.0
 MAX_LINES = 40_000
 """Line breaks in a chunked body, two per chunk. Each chunk costs as much time as a kilobyte of an ordinary body."""
 
+NO_LINGER = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
+
 
 class LimitedProtocol(H11Protocol):
-    """Refuse a request while its headers arrive, before there is an application to refuse it."""
+    """Refuse a request while its headers arrive, before there is an application to refuse it.
 
-    limits = Limits()
+    A connection holds one response at most: the next request is read once the client has taken the response.
+    """
+
+    limits: ClassVar[Limits]
+    unread: ClassVar["dict[LimitedProtocol, int]"]
+    """Bytes that clients have not read, by connection, in the order in which they stopped reading."""
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -28,9 +39,13 @@ class LimitedProtocol(H11Protocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._is_refused = False
+        self._is_unread = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # calls pause_writing for a single unread byte
+        if len(self.connections) > self.limits.connections:
+            self.app_state = {**self.app_state, "has_too_many_connections": True}
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -39,15 +54,32 @@ class LimitedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Abort the connection if its client does not read, which would keep the response in memory indefinitely."""
-        super().pause_writing()
-        self._write_timer = self.loop.call_later(self.limits.body_seconds, self.transport.abort)
+        """Abort the connection unless its client reads in time. The rest of the response is written nonetheless."""
+        self._write_timer = self.loop.call_later(self.limits.body_seconds, self._reset)
+        self._count_unread()
 
     def resume_writing(self) -> None:
+        self.unread.pop(self, None)
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
-        super().resume_writing()
+        if self._is_unread:
+            self._is_unread = False
+            super().on_response_complete()
+
+    def _count_unread(self) -> None:
+        """Abort the connections that have been stuck for longest if clients leave too many bytes unread."""
+        self.unread[self] = self.transport.get_write_buffer_size()
+        while sum(self.unread.values()) > self.limits.unread:
+            stuck = next(iter(self.unread))
+            del self.unread[stuck]
+            stuck._reset()
+
+    def _reset(self) -> None:
+        """Reset the connection. After an ordinary close, the kernel keeps unread bytes until the client reads them."""
+        with suppress(OSError):  # closed already
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:  # it is read and dropped until the client has seen the response
@@ -72,7 +104,18 @@ class LimitedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._head_bytes = self._lines = 0
-        super().on_response_complete()
+        if self in self.unread:
+            self._is_unread = True
+            self._count_unread()
+        else:
+            super().on_response_complete()
+
+    def shutdown(self) -> None:
+        """Close the connection after the response to the request that has been read; refuse an incomplete one."""
+        if self._is_reading_head() and self.conn.trailing_data[0]:
+            self.send_error(draining())
+        elif not self._is_refused:
+            super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
         self.send_error(RequestError(400, "bad_request", "The request is not valid HTTP."))
@@ -86,8 +129,9 @@ class LimitedProtocol(H11Protocol):
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps(error.content).encode()
             head = f"HTTP/1.1 {error.status} {error.code}\r\nContent-Type: application/json\r\n"
-            head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-            self.transport.write(head.encode() + body)
+            fields = {**error.headers, "Content-Length": len(body), "Connection": "close"}
+            head += "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+            self.transport.write(head.encode() + b"\r\n" + body)
             self.transport.write_eof()
         if self.cycle is not None:
             self.cycle.disconnected = True
@@ -125,4 +169,4 @@ class LimitedProtocol(H11Protocol):
 
 def limited_protocol(limits: Limits) -> type[LimitedProtocol]:
     """Return a protocol class for uvicorn that enforces the limits."""
-    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits})
+    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits, "unread": {}})

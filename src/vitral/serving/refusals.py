@@ -43,7 +43,7 @@ class RequestError(Exception):
     def headers(self) -> dict[str, str]:
         """Return the headers that belong to the status."""
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
-        if self.code == "draining":  # clients with open connections look for another server
+        if self.code in ("draining", "too_many_connections"):  # the client looks for another server
             headers["Connection"] = "close"
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
@@ -57,6 +57,11 @@ def bad_image(reason: str) -> RequestError:
 def invalid(code: str, message: str) -> RequestError:
     """Return the error for a request that the client has to change."""
     return RequestError(400, code, message)
+
+
+def draining() -> RequestError:
+    """Return the error for a request that a stopping server does not compute."""
+    return busy("draining", "The server is stopping.", 5)
 
 
 def busy(code: str, message: str, seconds: float) -> RequestError:

@@ -72,7 +72,7 @@ ERRORS = {
     431: "The headers are too large.",
     500: "The server failed.",
     501: "The model or this version does not support it.",
-    503: "The queue is full, the model is being loaded, or the server is stopping. Wait as long as Retry-After says.",
+    503: "The server is full, loading the model or stopping. Wait as long as Retry-After says.",
 }
 
 

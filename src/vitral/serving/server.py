@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LAST_REQUESTS_SECONDS = 0.25
 """After the listener has closed, seconds to refuse what is on its way on open connections."""
-GRACE_SECONDS = 3
+GRACE_SECONDS = 2
 """After the drain, seconds for responses to reach slow clients."""
 
 
@@ -113,7 +113,7 @@ def _make_server(service: "Service") -> "uvicorn.Server":
     from vitral.serving.protocol import limited_protocol
 
     class DrainingServer(uvicorn.Server):
-        """Finish accepted requests before the listener closes."""
+        """Finish accepted requests before the listener closes, and what it accepted until then afterwards."""
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             await service.drain()
@@ -134,7 +134,6 @@ def _make_server(service: "Service") -> "uvicorn.Server":
         server_header=False,
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
-        limit_concurrency=settings.limits.connections,
         timeout_keep_alive=10,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )

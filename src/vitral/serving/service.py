@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from vitral.serving.batching import ModelQueue, Result
 from vitral.serving.metrics import Metrics
-from vitral.serving.refusals import RequestError, busy, invalid
+from vitral.serving.refusals import RequestError, busy, draining, invalid
 from vitral.serving.settings import ServeSettings
 from vitral.serving.uploads import ParsedBody, check_image, parse_body
 
@@ -26,6 +26,9 @@ class Service:
         self.metrics = Metrics()
         self.queues = {source.name: ModelQueue(source, settings, self.metrics) for source in settings.models}
         self.is_draining = False
+        self._has_drained = False
+        self._accepted = 0
+        self._body_deadlines: set[asyncio.Timeout] = set()
         self.buffered = 0
         """Bytes of all bodies in memory."""
         self._watch: asyncio.Task[None] | None = None
@@ -50,12 +53,18 @@ class Service:
         await asyncio.gather(*(queue.stop() for queue in self.queues.values()))
 
     async def drain(self) -> None:
-        """Refuse new requests, and wait until those that were accepted have their results."""
+        """Refuse new requests, wait until accepted ones have results, and refuse those that take too long."""
         self.is_draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_seconds):
-                while self.buffered or any(queue.pending for queue in self.queues.values()):
+                while self._accepted:
                     await asyncio.sleep(0.02)
+        self._has_drained = True
+        for queue in self.queues.values():
+            queue.refuse_all()
+        for deadline in self._body_deadlines:
+            if not deadline.expired():
+                deadline.reschedule(0)
 
     async def _kill_hung_workers(self) -> None:
         while True:
@@ -77,14 +86,15 @@ class Service:
 
     @asynccontextmanager
     async def receive_images(self, request: Request) -> AsyncIterator[ParsedBody]:
-        """Read and check the images of a request. Its bytes count until the block ends."""
+        """Read and check the images of a request. It is accepted now, and its bytes count until the block ends."""
         if self.is_draining:
             self.metrics.refused.labels("draining").inc()
-            raise busy("draining", "The server is stopping.", 5)
+            raise draining()
         body = bytearray()
         counted = 0
+        self._accepted += 1
         try:
-            async with asyncio.timeout(self.settings.limits.body_seconds):
+            async with self._deadline():
                 async for chunk in request.stream():
                     body += chunk
                     self.buffered += len(chunk)
@@ -95,12 +105,25 @@ class Service:
                 raise invalid("empty", "The body is empty.")
             del body
             yield parsed
-        except TimeoutError as error:
-            raise RequestError(408, "timeout", "The body took too long to arrive.") from error
         except ClientDisconnect as error:
             raise ClientLeftError from error
         finally:
             self.buffered -= counted
+            self._accepted -= 1
+
+    @asynccontextmanager
+    async def _deadline(self) -> AsyncIterator[None]:
+        """Limit the time for a body to arrive, also by the end of the drain."""
+        try:
+            async with asyncio.timeout(self.settings.limits.body_seconds) as deadline:
+                self._body_deadlines.add(deadline)
+                try:
+                    yield
+                finally:
+                    self._body_deadlines.discard(deadline)
+        except TimeoutError as error:
+            slow = RequestError(408, "timeout", "The body took too long to arrive.")
+            raise (draining() if self._has_drained else slow) from error
 
     def _check_buffered(self, size: int) -> None:
         limits = self.settings.limits

@@ -37,7 +37,10 @@ class Limits:
     body_seconds: float = 30.0
     buffered: int = 128 * MEBIBYTE
     """Bytes of all bodies that are being received or wait in the queue."""
+    unread: int = 64 * MEBIBYTE
+    """Bytes of all responses that clients have not read; beyond, the clients that have waited longest are dropped."""
     connections: int = 4096
+    """Open connections; requests on further ones are refused."""
     top_k: int = 1000
 
 

@@ -112,8 +112,10 @@ def _worker_settings(source: ModelSource, settings: ServeSettings) -> dict[str, 
 
 async def _end(process: asyncio.subprocess.Process, seconds: float = 0.5) -> None:
     try:
-        await asyncio.wait_for(process.wait(), seconds)
-    except TimeoutError:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), seconds)
+    finally:
+        if process.returncode is None:  # it hangs, or nobody waits any longer
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
