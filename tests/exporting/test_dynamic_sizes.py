@@ -71,9 +71,8 @@ def test_an_onnx_file_equals_the_model_at_each_size(tmp_path: Path, name: str) -
     vitral.save(checkpoint, weights)
     exported = export(checkpoint, path, to="onnx", dynamic_size=True)
     assert exported.difference < 1e-5
-    own = checkpoint.preprocess.size
-    assert exported.sizes[0] == own
-    assert min(exported.sizes) < own < max(exported.sizes)
+    assert exported.sizes[0] == checkpoint.preprocess.size
+    assert min(exported.sizes) < exported.sizes[0] < max(exported.sizes)
     session: Any = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     assert session.get_inputs()[0].shape == ["batch", 3, "height", "width"]
     limits = json.loads(session.get_modelmeta().custom_metadata_map["vitral"])["dynamic_size"]
@@ -147,14 +146,14 @@ def test_images_keep_their_size_with_native(tmp_path: Path) -> None:
         predictor = vitral.Predictor(tmp_path / name)
         outputs = np.stack([row.probabilities for row in predictor(photos)])
         np.testing.assert_allclose(outputs, expected, atol=1e-5)
-        with pytest.raises(DataError, match=r"its size for the model is 4 x 400, but .* up to 256 x 256 pixels"):
+        with pytest.raises(DataError, match=r"bad dimensions: 4 x 400 for the model, but .* up to 256 x 256 pixels"):
             predictor(np.zeros((4, 400, 3), np.uint8))
         logits = predictor.loaded.logits([torch.from_numpy(photo.transpose(2, 0, 1).copy()) for photo in photos])
         np.testing.assert_allclose(logits.softmax(1), expected, atol=1e-5)
         with pytest.raises(ConfigError, match="takes each image at its own size"):
             vitral.Predictor(tmp_path / name, image_size=16)
     vitral.export(tmp_path / "model.safetensors", tmp_path / "fixed.onnx", to="onnx")
-    with pytest.raises(DataError, match="its size for the model is 12 x 32, but .* takes 40 x 40 pixels"):
+    with pytest.raises(DataError, match="bad dimensions: 12 x 32 for the model, but .* takes 40 x 40 pixels"):
         vitral.Predictor(tmp_path / "fixed.onnx")(photos[1])
 
 
@@ -209,7 +208,7 @@ def test_what_does_not_fit_says_why(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=fact):
             export(checkpoint, tmp_path / f"model{suffix}", dynamic_size=True, **arguments)
     assert not list(tmp_path.iterdir())
-    own = small_model(depth=1)
-    own.positions[0] = torch.nn.Identity()
-    with pytest.raises(ConfigError, match="Identity, a module of your own"):
-        export(checkpoint_of(own), tmp_path / "model.onnx", to="onnx", dynamic_size=True)
+    model = small_model(depth=1)
+    model.positions[0] = torch.nn.Identity()
+    with pytest.raises(ConfigError, match="Identity, a position module from outside"):
+        export(checkpoint_of(model), tmp_path / "model.onnx", to="onnx", dynamic_size=True)

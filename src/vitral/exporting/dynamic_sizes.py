@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 MIN_PATCHES = 64
 """Patches per side that every file takes. Files for large images take twice their own number."""
 BIT_CELL = (32, 32)
-"""What a BiT halves to one cell of its last feature map."""
+"""A BiT halves these pixels five times, to one cell of its last feature map."""
 
 
 # ---- which sizes ----
@@ -68,8 +68,8 @@ def _find_obstacle(model: Network, preprocess: Preprocess, step: Grid) -> str | 
         return f"merge={config.merge}, because the size limits how many tokens a block can merge"
     if preprocess.resize == "native" and config.step_hw != step:
         return "resize='native' with a stem, which takes any height and width"
-    own = next((module for module in model.positions if not isinstance(module, Positions)), None)
-    return f"{type(own).__name__}, a module of your own" if own is not None else None
+    custom = next((module for module in model.positions if not isinstance(module, Positions)), None)
+    return None if custom is None else f"{type(custom).__name__}, a position module from outside the package"
 
 
 # ---- positions in the graph ----

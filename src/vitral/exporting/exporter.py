@@ -157,12 +157,12 @@ def compute_comparisons(
 ) -> Iterator[Comparison]:
     """Yield what the file is compared with: the model at its own size, and resampled to other sizes of the file."""
     preprocess = checkpoint.preprocess
-    own = comparison_batches(checkpoint, images)
+    default = comparison_batches(checkpoint, images)
     if sizes is None:
-        yield Comparison(preprocess.size, own, compute_outputs(network, own))
+        yield Comparison(preprocess.size, default, compute_outputs(network, default))
         return
     for size in (preprocess.size, *other_sizes(preprocess, sizes)):
-        batches = own if size == preprocess.size else [random_images(checkpoint, 2, size)]
+        batches = default if size == preprocess.size else [random_images(checkpoint, 2, size)]
         resampled = PixelModel(at_size(network.model, preprocess, size), preprocess).eval()
         yield Comparison(size, batches, compute_outputs(resampled, batches))
 

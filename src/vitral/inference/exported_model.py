@@ -88,7 +88,8 @@ class ExportedModel:
         """Return uint8 (C, H, W), the model's input before normalization."""
         image = preprocess_array(content, self.preprocess, patch=self.step_hw)
         if (size := _size_of(image)) not in self.sizes:
-            raise BadImageError(f"its size for the model is {as_text(size)}, but {self.path} takes {self.sizes}")
+            detail = f"{as_text(size)} for the model, but {self.path} takes {self.sizes}"
+            raise BadImageError("bad dimensions", detail)
         return image
 
     def predict(self, images: list[np.ndarray]) -> tuple[np.ndarray, None]:
