@@ -101,10 +101,7 @@ def export(
         expected = comparisons[0].outputs
         if to == "onnx":
             onnx_graph.unfuse_relative_attention(network)
-        if sizes is not None:
-            make_dynamic(network.model, checkpoint.preprocess, sizes)
-        example = random_images(checkpoint, BATCH_SIZES[-1], sizes and example_size(checkpoint.preprocess, sizes))
-        program = trace(network, example, sizes)
+        program = trace_network(network, checkpoint, sizes)
         quantized = None
         if precision == "int8" and images is not None:
             outputs = expected[-len(images.compared) :]
@@ -142,6 +139,15 @@ def export(
         sizes=tuple(pair.size for pair in comparisons),
         notes=tuple(export_notes(checkpoint, expected, sizes)),
     )
+
+
+def trace_network(network: PixelModel, checkpoint: Checkpoint, sizes: SizeRange | None) -> torch.export.ExportedProgram:
+    """Trace the network for the size of its images, or for many. The latter replaces its positions."""
+    if sizes is None:
+        return trace(network, random_images(checkpoint, BATCH_SIZES[-1]))
+    make_dynamic(network.model, checkpoint.preprocess, sizes)
+    example = random_images(checkpoint, BATCH_SIZES[-1], example_size(checkpoint.preprocess, sizes))
+    return trace(network, example, sizes)
 
 
 class Comparison(NamedTuple):
