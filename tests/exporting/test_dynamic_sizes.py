@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from PIL import Image
 
 import vitral
 from tests.cli.typed import typed
@@ -140,9 +141,15 @@ def test_images_keep_their_size_with_native(tmp_path: Path) -> None:
     checkpoint = checkpoint_of(small_model(position="sincos-2d", image_size=40), resize="native")
     vitral.save(checkpoint, tmp_path / "model.safetensors")
     photos = [pixels_of(size, 1)[0].transpose(1, 2, 0) for size in ((40, 40), (12, 32), (40, 40), (8, 4), (12, 32))]
+    (tmp_path / "photos").mkdir()
+    for number, photo in enumerate(photos):
+        Image.fromarray(photo).save(tmp_path / "photos" / f"{number}.png")
     expected = np.stack([row.probabilities for row in vitral.Predictor(tmp_path / "model.safetensors")(photos)])
     for name, to in (("model.onnx", "onnx"), ("model.xml", "openvino")):
-        vitral.export(tmp_path / "model.safetensors", tmp_path / name, to=to, dynamic_size=True)
+        exported = vitral.export(
+            tmp_path / "model.safetensors", tmp_path / name, to=to, dynamic_size=True, images=tmp_path / "photos"
+        )
+        assert exported.images == 1 + 3 + 3 * 2 + len(photos)  # random ones of four sizes, and photos of the first
         predictor = vitral.Predictor(tmp_path / name)
         outputs = np.stack([row.probabilities for row in predictor(photos)])
         np.testing.assert_allclose(outputs, expected, atol=1e-5)
@@ -158,8 +165,6 @@ def test_images_keep_their_size_with_native(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    from PIL import Image
-
     weights, path = str(tmp_path / "model.safetensors"), str(tmp_path / "model.onnx")
     vitral.save(checkpoint_of(small_model(depth=1)), weights)
     done = typed("export", weights, "--to", "onnx", "--out", path, "--dynamic-size", "--precision", "bfloat16")
