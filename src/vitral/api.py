@@ -165,6 +165,7 @@ def export(
     image_size: int | tuple[int, int] | None = None,
     merge: int | None = None,
     from_bytes: bool = False,
+    dynamic_size: bool = False,
     overwrite: bool = False,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Exported:
@@ -183,6 +184,7 @@ def export(
     image_size: another input size than the model was trained at
     merge: pairs of similar tokens to merge per block
     from_bytes: let an ONNX file take one decoded image of any size, uint8 (height, width, channels), and resize it
+    dynamic_size: take images of any height and width that the patches divide, up to a limit that the result states
     overwrite: replace the file if it exists
     on_stage: called with the name of each stage
     """
@@ -192,9 +194,13 @@ def export(
     check_number("max_drop", max_drop, minimum=0, maximum=100)
     on_stage("loading")
     checkpoint, run = open_checkpoint(model, image_size, merge=merge)
+    if dynamic_size and image_size is not None and checkpoint.preprocess.resize != "native":
+        preprocess = checkpoint.preprocess  # the file resamples the original positions
+        checkpoint = replace(open_checkpoint(model, merge=merge)[0], preprocess=preprocess)
     real = find_real_images(checkpoint, run, images, calibrate=precision == "int8")
     options: dict[str, Any] = dict(precision=precision, images=real, max_drop=max_drop, overwrite=overwrite)
-    return export_checkpoint(checkpoint, path, to=to, from_bytes=from_bytes, on_stage=on_stage, **options)
+    options |= dict(from_bytes=from_bytes, dynamic_size=dynamic_size, on_stage=on_stage)
+    return export_checkpoint(checkpoint, path, to=to, **options)
 
 
 def find_int8(

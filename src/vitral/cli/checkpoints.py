@@ -119,6 +119,9 @@ def export(
     from_bytes: Annotated[
         Switch, option("Take one decoded image of any size, uint8 (height, width, channels), and resize it (onnx).")
     ] = False,
+    dynamic_size: Annotated[
+        Switch, option("Take images of any height and width that the patches divide, up to a limit, instead of one.")
+    ] = False,
     overwrite: Annotated[Switch, option("Replace the file if it exists.")] = False,
     format: Format = "human",
 ) -> None:
@@ -131,14 +134,18 @@ def export(
     --------
     vitral export vit-cifar10 --to onnx
     vitral export runs/photos-1 --to onnx --out photos.onnx --image-size 384
+    vitral export runs/photos-1 --to onnx --dynamic-size
     vitral export runs/photos-1 --to openvino --precision int8 --max-drop 0.5
     """
     options: dict[str, Any] = dict(precision=precision, images=images, max_drop=max_drop, overwrite=overwrite)
-    options |= dict(merge=merge, from_bytes=from_bytes)
+    options |= dict(merge=merge, from_bytes=from_bytes, dynamic_size=dynamic_size)
     with stages(quiet=format != "human") as show_stage:
         exported = vitral.export(model, out, to=to, image_size=image_size, on_stage=show_stage, **options)
     difference = f"maximum difference {exported.difference:.1e}, relative to the largest logit"
-    verified = f"Verified on {exported.images} images ({exported.origin}): {difference}."
+    origin = exported.origin
+    if exported.dynamic_size is not None:
+        origin += f" of {', '.join('x'.join(map(str, size)) for size in exported.sizes)}"
+    verified = f"Verified on {exported.images} images ({origin}): {difference}."
     accuracy = [] if exported.drop is None else [f"int8: {exported.drop}"]
     kept = [f"Layers in float32: {', '.join(exported.kept)}."] if exported.kept else []
     lines = [f"{exported.path}: {format_bytes(exported.bytes)}", verified, *accuracy, *kept, *exported.notes]

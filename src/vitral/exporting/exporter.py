@@ -2,8 +2,8 @@
 
     trace -> write to a temporary folder -> run the file -> compare -> move into place
 
-The file takes uint8 images of the model's size and normalizes them itself, so that nobody has to copy a mean or a
-standard deviation. Its metadata describes the preprocessing and the labels as JSON.
+The file takes uint8 images of the model's size, or of many sizes (dynamic_sizes.py). It normalizes them itself, so that
+nobody has to copy a mean or a standard deviation. Its metadata describes the preprocessing and the labels as JSON.
 """
 
 import json
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +22,14 @@ from torch import Tensor, nn
 from vitral import __version__
 from vitral.errors import ConfigError, VitralError, WeightsError, did_you_mean
 from vitral.exporting.decoded_images import check_can_resize, compare_photos
+from vitral.exporting.dynamic_sizes import at_size, choose_sizes, example_size, make_dynamic, other_sizes
 from vitral.exporting.quantization import Drop, quantize
 from vitral.exporting.real_images import RealImages
 from vitral.exporting.targets import TARGETS, Content, Run, Target, check_precision, onnx_weights
 from vitral.files import atomic_files
 from vitral.inference.engines import onnx_graph
 from vitral.inference.engines.graph import PixelModel, reason_of, trace
+from vitral.inference.image_sizes import SizeRange, as_text
 from vitral.model.network import Network
 from vitral.weights.checkpoint import Checkpoint
 from vitral.weights.dialects.native import config_as_dict
@@ -60,6 +62,10 @@ class Exported:
     """The accuracy that int8 loses."""
     kept: tuple[str, ...] = ()
     """The kinds of layers that stayed in float32."""
+    dynamic_size: SizeRange | None = None
+    """The sizes of images that the file takes, if there are several."""
+    sizes: tuple[tuple[int, int], ...] = ()
+    """The (height, width) of the images that were compared."""
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -75,6 +81,7 @@ def export(
     images: RealImages | None = None,
     max_drop: float = 0.5,
     from_bytes: bool = False,
+    dynamic_size: bool = False,
     overwrite: bool = False,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Exported:
@@ -83,50 +90,87 @@ def export(
     if from_bytes:
         check_can_resize(to, checkpoint.preprocess)
     target, path = check_target(to, path, overwrite, precision), Path(path)
+    sizes = choose_sizes(checkpoint, precision, from_bytes=from_bytes) if dynamic_size else None
     if precision == "int8":
         check_calibration(images)
     output = "logits" if checkpoint.model.config.num_classes else "features"
     with _errors_of(to), atomic_files(path) as temporary:
         on_stage("tracing the model")
         network = PixelModel(deepcopy(checkpoint.model).float().cpu(), checkpoint.preprocess).eval()
-        batches = comparison_batches(checkpoint, images)
-        expected = compute_outputs(network, batches)
+        comparisons = [*compute_comparisons(network, checkpoint, images, sizes)]
+        expected = comparisons[0].outputs
         if to == "onnx":
             onnx_graph.unfuse_relative_attention(network)
-        program = trace(network, random_images(checkpoint, BATCH_SIZES[-1]))
+        program = trace_network(network, checkpoint, sizes)
         quantized = None
         if precision == "int8" and images is not None:
             outputs = expected[-len(images.compared) :]
             options: dict[str, Any] = dict(max_drop=max_drop, on_stage=on_stage)
             quantized = quantize(program, checkpoint.preprocess, checkpoint.model.config, images, outputs, **options)
         on_stage(f"writing {path.name}")
-        metadata = json.dumps(file_metadata(checkpoint, precision) | {"from_bytes": from_bytes}, ensure_ascii=False)
+        inputs = {"from_bytes": from_bytes, "dynamic_size": sizes and asdict(sizes)}
+        metadata = json.dumps(file_metadata(checkpoint, precision) | inputs, ensure_ascii=False)
         model_in_int8 = quantized.model if quantized else None
-        content = Content(program, checkpoint.preprocess, output, metadata, precision, model_in_int8)
+        content = Content(program, checkpoint.preprocess, output, metadata, precision, model_in_int8, sizes)
         target.write(content, temporary)
         on_stage("comparing the outputs")
-        difference = compare(target.load(temporary, precision), batches, expected, precision)
+        run = target.load(temporary, precision)
+        difference = max(compare(run, pair.batches, pair.outputs, precision) for pair in comparisons)
         if from_bytes:  # the same network, which now resizes as well
             for file in temporary.parent.iterdir():
                 file.unlink()
             target.write(content._replace(resizes=True), temporary)
             difference = max(difference, compare_photos(temporary, network, checkpoint.preprocess))
-        sizes = [file.stat().st_size for file in temporary.parent.iterdir()]
+        lengths = [file.stat().st_size for file in temporary.parent.iterdir()]
         check_target(to, path, overwrite)  # somebody may have written a file there in the meantime
-    if to == "onnx" and len(sizes) == 1:
+    if to == "onnx" and len(lengths) == 1:
         onnx_weights(path.resolve()).unlink(missing_ok=True)  # weights of the file that was replaced
     return Exported(
         path=str(path),
         to=to,
         precision=precision,
-        bytes=sum(sizes),
+        bytes=sum(lengths),
         difference=difference,
-        images=len(expected),
+        images=sum(len(pair.outputs) for pair in comparisons),
         origin=images.origin if images is not None and len(images.compared) else "random images",
         drop=quantized.drop if quantized else None,
         kept=quantized.kept if quantized else (),
-        notes=tuple(export_notes(checkpoint, expected)),
+        dynamic_size=sizes,
+        sizes=tuple(pair.size for pair in comparisons),
+        notes=tuple(export_notes(checkpoint, expected, sizes)),
     )
+
+
+def trace_network(network: PixelModel, checkpoint: Checkpoint, sizes: SizeRange | None) -> torch.export.ExportedProgram:
+    """Trace the network for the size of its images, or for many. The latter replaces its positions."""
+    if sizes is None:
+        return trace(network, random_images(checkpoint, BATCH_SIZES[-1]))
+    make_dynamic(network.model, checkpoint.preprocess, sizes)
+    example = random_images(checkpoint, BATCH_SIZES[-1], example_size(checkpoint.preprocess, sizes))
+    return trace(network, example, sizes)
+
+
+class Comparison(NamedTuple):
+    """Images of one size, and the outputs of the model for them."""
+
+    size: tuple[int, int]
+    batches: Sequence[Tensor]
+    outputs: np.ndarray
+
+
+def compute_comparisons(
+    network: PixelModel, checkpoint: Checkpoint, images: RealImages | None, sizes: SizeRange | None
+) -> Iterator[Comparison]:
+    """Yield what the file is compared with: the model at its own size, and resampled to other sizes of the file."""
+    preprocess = checkpoint.preprocess
+    default = comparison_batches(checkpoint, images)
+    if sizes is None:
+        yield Comparison(preprocess.size, default, compute_outputs(network, default))
+        return
+    for size in (preprocess.size, *other_sizes(preprocess, sizes)):
+        batches = default if size == preprocess.size else [random_images(checkpoint, 2, size)]
+        resampled = PixelModel(at_size(network.model, preprocess, size), preprocess).eval()
+        yield Comparison(size, batches, compute_outputs(resampled, batches))
 
 
 def check_calibration(images: RealImages | None) -> None:
@@ -190,8 +234,8 @@ def file_metadata(checkpoint: Checkpoint, precision: str = "float32") -> dict[st
     }
 
 
-def random_images(checkpoint: Checkpoint, count: int) -> Tensor:
-    shape = (count, checkpoint.preprocess.channels, *checkpoint.preprocess.size)
+def random_images(checkpoint: Checkpoint, count: int, size: tuple[int, int] | None = None) -> Tensor:
+    shape = (count, checkpoint.preprocess.channels, *(size or checkpoint.preprocess.size))
     return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(count))
 
 
@@ -214,7 +258,7 @@ def compare(run: Run, batches: Sequence[Tensor], expected: np.ndarray, precision
     return difference
 
 
-def export_notes(checkpoint: Checkpoint, outputs: np.ndarray) -> Iterator[str]:
+def export_notes(checkpoint: Checkpoint, outputs: np.ndarray, sizes: SizeRange | None = None) -> Iterator[str]:
     """Yield what somebody who uses the file should know."""
     config = checkpoint.model.config
     for assumption in checkpoint.report.assumed if checkpoint.report else ():
@@ -225,6 +269,8 @@ def export_notes(checkpoint: Checkpoint, outputs: np.ndarray) -> Iterator[str]:
         yield "The model has no head; the file outputs features."
     if config.pool == "none":
         yield "The model has one output per token: (batch, tokens, classes)."
-    if checkpoint.preprocess.resize == "native":
-        height, width = checkpoint.preprocess.size
-        yield f"The model takes images of any size, but this file only takes {height} x {width}."
+    if sizes is not None:
+        yield f"The file takes images of {sizes}."
+    elif checkpoint.preprocess.resize == "native":
+        size = as_text(checkpoint.preprocess.size)
+        yield f"The model takes images of any size, but this file only takes {size}. Pass --dynamic-size for any size."

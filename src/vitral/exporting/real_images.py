@@ -1,7 +1,7 @@
 """Real images to calibrate and compare an exported file with: those of the user, or of the run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +36,12 @@ class RealImages:
 def find_real_images(
     checkpoint: Checkpoint, run: Run | None, images: str | Path | None, *, calibrate: bool
 ) -> RealImages | None:
-    """Return images of a folder or dataset, or training and validation images of the run, or None without either."""
+    """Return images of a folder or dataset, or training and validation images of the run, or None without either.
+
+    Images that keep their own size are squashed to one, so that they are compared in batches.
+    """
+    if checkpoint.preprocess.resize == "native":
+        checkpoint = replace(checkpoint, preprocess=replace(checkpoint.preprocess, resize="squash"))
     if images is not None and not _has_classes(images):
         arrays = _load(checkpoint, list(_paths(images))[: COMPARED_IMAGES + CALIBRATION_IMAGES])
         half = min(len(arrays) // 2, CALIBRATION_IMAGES) if calibrate else 0

@@ -13,6 +13,7 @@ from vitral.exporting.decoded_images import add_preprocessing
 from vitral.inference.engines import onnx_graph
 from vitral.inference.engines.onnxruntime import open_onnx
 from vitral.inference.engines.openvino import compile_model, convert_program, import_openvino
+from vitral.inference.image_sizes import SizeRange
 from vitral.preprocess import Preprocess
 
 PT2_MEMBER = "vitral.json"
@@ -33,6 +34,8 @@ class Content(NamedTuple):
     precision: str
     quantized: Any = None
     """The openvino.Model in int8."""
+    sizes: SizeRange | None = None
+    """The sizes of images that the file takes; None for that of the preprocessing."""
     resizes: bool = False
     """Whether the file takes decoded images of any size."""
 
@@ -81,7 +84,7 @@ def load_onnx(path: Path, precision: str) -> Run:
 
 def write_openvino(content: Content, path: Path) -> None:
     openvino = import_openvino()
-    model = content.quantized or convert_program(content.program, content.preprocess, [content.output])
+    model = content.quantized or convert_program(content.program, content.preprocess, [content.output], content.sizes)
     model.set_rt_info(content.metadata, ["vitral"])
     openvino.save_model(model, str(path), compress_to_fp16=content.precision == "float16")
 

@@ -146,8 +146,8 @@ def resample_rows(
     table: Float[Tensor, "patches D"], grid: Grid, to: Grid, method: Resample
 ) -> Float[Tensor, "other_patches D"]:
     """Resample a table with one row per patch from one grid to another, in float32 even under autocast."""
-    down = _interpolation(grid[0], to[0], method, table.device)
-    across = _interpolation(grid[1], to[1], method, table.device)
+    down = interpolation_matrix(grid[0], to[0], method, table.device)
+    across = interpolation_matrix(grid[1], to[1], method, table.device)
     # The meta device does not support autocast.
     with nullcontext() if table.is_meta else torch.autocast(table.device.type, enabled=False):
         resampled = torch.einsum("ij,kl,jld->ikd", down, across, table.float().unflatten(0, grid))
@@ -155,7 +155,7 @@ def resample_rows(
 
 
 @_cached
-def _interpolation(size: int, to: int, method: Resample, device: torch.device) -> Float[Tensor, "to size"]:
+def interpolation_matrix(size: int, to: int, method: Resample, device: torch.device) -> Float[Tensor, "to size"]:
     """Return the matrix that interpolates along one axis: F.interpolate of each unit vector. All methods are separable.
 
     It is built on the CPU because not every device supports every method."""

@@ -1,7 +1,8 @@
 """Engines: programs that compute logits and features of uint8 images, faster than eager torch where they can.
 
-An engine takes images of one size in batches of any size. Everything else goes to eager torch, which is the reference:
-an engine is accepted only if its outputs agree with it (`agreement`). This module does not import torch.
+An engine takes images of one size (an exported file possibly of many) in batches of any size. Everything else goes to
+eager torch, which is the reference: an engine is accepted only if its outputs agree with it (`agreement`). This module
+does not import torch.
 """
 
 from dataclasses import dataclass
@@ -18,15 +19,15 @@ NEAR_TIE = 0.95
 
 
 class Engine(Protocol):
-    """Compute the outputs of one model for uint8 (B, C, H, W) images of one size."""
+    """Compute the outputs of one model for uint8 (B, C, H, W) images."""
 
     @property
     def name(self) -> str: ...
     @property
     def precision(self) -> str: ...
     @property
-    def size(self) -> tuple[int, int]:
-        """Return the (height, width) of the images that the engine takes."""
+    def size(self) -> tuple[int, int] | None:
+        """Return the (height, width) of the images that the engine takes; None for a file that takes several sizes."""
         ...
 
     def logits(self, images: np.ndarray) -> np.ndarray:

@@ -3,12 +3,14 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitral.data.transforms import scale_and_shift
 from vitral.errors import first_line
+from vitral.inference.image_sizes import SizeRange
 from vitral.model.network import Network
 from vitral.preprocess import Preprocess
 
@@ -50,10 +52,21 @@ def build_outputs(model: Network, preprocess: Preprocess) -> PixelOutputs:
     return PixelOutputs(deepcopy(model).float().cpu(), preprocess).eval()
 
 
-def trace(network: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    """Trace the network for images of one size and any batch size."""
+def trace(network: nn.Module, example: Tensor, sizes: SizeRange | None = None) -> torch.export.ExportedProgram:
+    """Trace the network for any batch of images of the example's size, or of `sizes`.
+
+    The sides of an example for several sizes must differ, because torch treats equal numbers as the same variable.
+    """
+    dimensions: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
+    if sizes is not None:
+        for axis, step, maximum in zip((2, 3), sizes.multiple_of, sizes.maximum, strict=True):
+            if step == 1:  # torch finds the smallest map that it can trace; the graph computes smaller ones as well
+                dimensions[axis] = torch.export.Dim.AUTO(max=maximum)
+            else:
+                name = ("rows", "columns")[axis - 2]
+                dimensions[axis] = step * torch.export.Dim(name, min=1, max=maximum // step)
     with torch.no_grad():
-        return torch.export.export(network, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+        return torch.export.export(network, (example,), dynamic_shapes=(dimensions,))
 
 
 def trace_outputs(network: PixelOutputs, preprocess: Preprocess) -> torch.export.ExportedProgram:

@@ -74,23 +74,24 @@ def translate(program: torch.export.ExportedProgram, outputs: list[str]) -> Any:
         exported = cast(Any, torch.onnx).export(
             program, dynamo=True, input_names=["images"], output_names=outputs, verbose=False
         )
-    _name_batch_dimension(exported.model.graph)
+    _name_dimensions(exported.model.graph)
     _guard_padded_pools(exported.model.graph)
     for node in exported.model.graph:
         node.metadata_props.clear()  # stack traces, with the paths of this machine
     return exported
 
 
-def _name_batch_dimension(graph: "onnx_ir.Graph") -> None:
-    """Name the batch dimension "batch", instead of a symbol of the tracer."""
+def _name_dimensions(graph: "onnx_ir.Graph") -> None:
+    """Name the dynamic dimensions of the images, instead of by symbols of the tracer."""
     import onnx_ir
 
     shape = graph.inputs[0].shape
     assert shape is not None
-    symbol = str(shape[0])
+    sides = dict(zip(shape, ("batch", "channels", "height", "width"), strict=True))
+    names = {str(side): name for side, name in sides.items() if not isinstance(side, int)}
     for value in (*graph.inputs, *graph.outputs, *(output for node in graph for output in node.outputs)):
         if value.shape is not None:
-            value.shape = onnx_ir.Shape("batch" if str(side) == symbol else side for side in value.shape)
+            value.shape = onnx_ir.Shape(names.get(str(side), side) for side in value.shape)
 
 
 def _guard_padded_pools(graph: "onnx_ir.Graph") -> None:

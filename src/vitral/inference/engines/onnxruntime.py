@@ -26,7 +26,7 @@ class OnnxRuntimeEngine:
     session: Any
     outputs: tuple[str, ...]
     """Names of the outputs: features, logits or both."""
-    size: tuple[int, int]
+    size: tuple[int, int] | None
     precision: str = "float32"
     name: str = "onnxruntime"
 
@@ -44,8 +44,11 @@ class OnnxRuntimeEngine:
         return self.session.get_modelmeta().custom_metadata_map
 
 
-def open_session(model: Path | bytes) -> Any:  # noqa: ANN401 (an onnxruntime.InferenceSession)
-    """Open a model on all cores that this process may use."""
+def open_session(model: Path | bytes, size: tuple[int, int] | None = None) -> Any:  # noqa: ANN401
+    """Return the onnxruntime.InferenceSession of a model, on all cores that this process may use.
+
+    For `size`, it computes in advance what a model with a dynamic size computes from the size alone.
+    """
     try:
         onnxruntime: Any = import_module("onnxruntime")
     except ImportError:
@@ -53,16 +56,21 @@ def open_session(model: Path | bytes) -> Any:  # noqa: ANN401 (an onnxruntime.In
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = available_cores()
+    for name, side in zip(("height", "width"), size or (), strict=False):
+        options.add_free_dimension_override_by_name(name, side)
     source = str(model) if isinstance(model, Path) else model
     return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
-def open_onnx(model: Path | bytes, *, precision: str = "float32") -> OnnxRuntimeEngine:
-    """Open a model with fixed height and width."""
-    session = open_session(model)
+def open_onnx(
+    model: Path | bytes, *, precision: str = "float32", size: tuple[int, int] | None = None
+) -> OnnxRuntimeEngine:
+    """Open a model. One with dynamic height and width takes images of `size` alone, or of all its sizes without."""
+    session = open_session(model, size)
     height, width = session.get_inputs()[0].shape[2:]
+    fixed = (height, width) if isinstance(height, int) and isinstance(width, int) else None
     outputs = tuple(output.name for output in session.get_outputs())
-    return OnnxRuntimeEngine(session=session, outputs=outputs, size=(height, width), precision=precision)
+    return OnnxRuntimeEngine(session=session, outputs=outputs, size=fixed, precision=precision)
 
 
 def build_onnxruntime(model: "Network", preprocess: "Preprocess") -> OnnxRuntimeEngine:

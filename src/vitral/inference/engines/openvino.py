@@ -15,6 +15,7 @@ from vitral.errors import missing_package
 if TYPE_CHECKING:
     import torch
 
+    from vitral.inference.image_sizes import SizeRange
     from vitral.model.network import Network
     from vitral.preprocess import Preprocess
 
@@ -28,7 +29,7 @@ class OpenVinoEngine:
 
     compiled: Any
     outputs: tuple[str, ...]
-    size: tuple[int, int]
+    size: tuple[int, int] | None
     precision: str = "float32"
     name: str = "openvino"
     _lock: Lock = field(default_factory=Lock, repr=False)
@@ -57,9 +58,15 @@ def import_openvino() -> Any:  # noqa: ANN401 (a module without types)
     return openvino
 
 
-def compile_model(model: Any, *, precision: str = "float32") -> OpenVinoEngine:  # noqa: ANN401
-    """Compile an openvino.Model with fixed height and width, or the file of one, for this CPU.
+def compile_model(
+    model: Any,  # noqa: ANN401
+    *,
+    precision: str = "float32",
+    size: tuple[int, int] | None = None,
+) -> OpenVinoEngine:
+    """Compile an openvino.Model, or the file of one, for this CPU.
 
+    A model with dynamic height and width is compiled for images of `size`, or for all its sizes without.
     A CPU without instructions for bfloat16 computes float32, because emulating them takes a hundred times as long.
     """
     core: Any = import_openvino().Core()
@@ -72,20 +79,29 @@ def compile_model(model: Any, *, precision: str = "float32") -> OpenVinoEngine: 
         "INFERENCE_PRECISION_HINT": HINTS[precision],
         "INFERENCE_NUM_THREADS": available_cores(),
     }
-    compiled = core.compile_model(model, "CPU", options)
     shape = model.input(0).partial_shape
-    size = (shape[2].get_length(), shape[3].get_length())
+    if size is not None and shape[2].is_dynamic and shape[3].is_dynamic:
+        model.reshape([-1, shape[1].get_length(), *size])
+        shape = model.input(0).partial_shape
+    compiled = core.compile_model(model, "CPU", options)
+    fixed = None if shape[2].is_dynamic or shape[3].is_dynamic else (shape[2].get_length(), shape[3].get_length())
     outputs = tuple(output.get_any_name() for output in model.outputs)
-    return OpenVinoEngine(compiled=compiled, outputs=outputs, size=size, precision=precision)
+    return OpenVinoEngine(compiled=compiled, outputs=outputs, size=fixed, precision=precision)
 
 
-def convert_program(program: "torch.export.ExportedProgram", preprocess: "Preprocess", outputs: list[str]) -> Any:  # noqa: ANN401
-    """Return the openvino.Model of a traced network, for any batch of images of the model's size."""
+def convert_program(
+    program: "torch.export.ExportedProgram",
+    preprocess: "Preprocess",
+    outputs: list[str],
+    sizes: "SizeRange | None" = None,
+) -> Any:  # noqa: ANN401
+    """Return the openvino.Model of a traced network, for any batch of images of the model's size or of `sizes`."""
     openvino = import_openvino()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about calls of OpenVINO that torch will remove
         model: Any = openvino.convert_model(program)
-    model.reshape([-1, preprocess.channels, *preprocess.size])
+    sides = preprocess.size if sizes is None else [openvino.Dimension(1, side) for side in sizes.maximum]
+    model.reshape(openvino.PartialShape([-1, preprocess.channels, *sides]))
     model.input(0).set_names({"images"})
     for port, name in zip(model.outputs, outputs, strict=True):
         port.set_names({name})
