@@ -1,6 +1,7 @@
 // Draw attention maps over the image: fetched once per image and method, then chosen by sliders.
 
 const $ = (id) => document.getElementById(id);
+const INFERNO = [[4, 3, 18], [38, 12, 81], [89, 16, 110], [140, 41, 99], [188, 55, 84], [227, 89, 51], [249, 140, 10], [249, 201, 50], [252, 255, 200]];
 const NAMES = { attention: "Attention of a layer", rollout: "Rollout of all layers", relevance: "Relevance for the label" };
 
 export class AttentionMap {
@@ -34,6 +35,7 @@ export class AttentionMap {
     $("map-controls").hidden = !$("show-map").checked;
     $("sliders").hidden = $("method").value !== "attention";
     $("overlay").hidden = true;
+    $("image").style.filter = "";
     if (!on) return;
     const [item, method] = [this.shown, $("method").value];
     item.maps ??= {};
@@ -60,9 +62,11 @@ export class AttentionMap {
     $("strength-value").textContent = `${$("strength").value}%`;
     const isWanted = maps && this.shown?.maps && $("show-map").checked && $("image").clientWidth;
     $("overlay").hidden = !isWanted;
+    const strength = isWanted ? Number($("strength").value) / 100 : 0;
+    $("image").style.filter = strength ? `grayscale(${strength})` : ""; // the colors of a photo would mix with those of the map
     if (!isWanted) return;
     const values = maps.map ?? chooseHead(maps.layers[layer - 1].heads, head);
-    paint($("overlay"), $("image"), values, maps.box, Number($("strength").value) / 100);
+    paint($("overlay"), $("image"), values, maps.box, strength);
     const what = maps.map ? NAMES[maps.method] : `Attention of layer ${layer}, ${head ? `head ${head}` : "mean of all heads"}`;
     $("overlay").setAttribute("aria-label", `${what}: strongest in the ${strongest(values)} of the image`);
   }
@@ -73,7 +77,7 @@ function chooseHead(heads, head) {
   return heads[0].map((row, y) => row.map((_, x) => heads.reduce((sum, map) => sum + map[y][x], 0) / heads.length));
 }
 
-// Dark where the model does not look, clear and warm where it does.
+// Warm and bright where the model looks, dark where it does not. A few extreme patches do not hide the others.
 function paint(canvas, image, values, box, strength) {
   const [width, height] = [image.clientWidth, image.clientHeight];
   const scale = Math.min(2, window.devicePixelRatio || 1);
@@ -81,17 +85,18 @@ function paint(canvas, image, values, box, strength) {
   Object.assign(canvas.style, { width: `${width}px`, height: `${height}px`, left: `${image.offsetLeft}px`, top: `${image.offsetTop}px` });
   const small = Object.assign(document.createElement("canvas"), { width: values[0].length, height: values.length });
   const pixels = new ImageData(small.width, small.height);
-  const most = Math.max(1e-9, ...values.flat());
+  const sorted = values.flat().sort((one, other) => one - other);
+  const most = Math.max(1e-9, sorted[Math.floor(0.98 * (sorted.length - 1))] || sorted.at(-1));
   values.flat().forEach((value, at) => {
-    const level = (value / most) ** 0.7;
-    pixels.data.set([12 + 243 * level, 14 + 170 * level, 38 + 30 * level, 255 * strength * (0.9 - 0.65 * level)], 4 * at);
+    const level = Math.min(1, value / most);
+    pixels.data.set([...colorAt(0.12 + 0.88 * level), 255 * strength * (0.35 + 0.6 * level)], 4 * at);
   });
   small.getContext("2d").putImageData(pixels, 0, 0);
   const context = canvas.getContext("2d");
   const [fullWidth, fullHeight] = shownSize(image);
   const [left, top] = [(width - fullWidth) / 2, (height - fullHeight) / 2];
   context.scale(scale, scale);
-  context.fillStyle = `rgb(12 14 38 / ${90 * strength}%)`;
+  context.fillStyle = `rgb(4 3 18 / ${60 * strength}%)`;
   context.fillRect(left, top, fullWidth, fullHeight); // outside of what the model sees
   const seen = [left + box.left * fullWidth, top + box.top * fullHeight, box.width * fullWidth, box.height * fullHeight];
   context.clearRect(...seen);
@@ -100,6 +105,11 @@ function paint(canvas, image, values, box, strength) {
   context.rect(left, top, fullWidth, fullHeight);
   context.clip();
   context.drawImage(small, ...seen);
+}
+
+function colorAt(value) {
+  const place = Math.min(0.9999, value) * (INFERNO.length - 1), low = Math.floor(place), part = place - low;
+  return INFERNO[low].map((from, channel) => from + part * (INFERNO[low + 1][channel] - from));
 }
 
 // The size of the image inside its element, which object-fit may leave larger.
