@@ -65,7 +65,9 @@ def render_page(run: Run, report: Report) -> str:
         _section("Dataset", _dataset(data), _image(run.plots / "data.png", "Training images of each class")),
         _section("Automatic choices", _table(("setting", "value", "reason"), choices)),
         _section("Environment", _table(("name", "value"), environment.items())),
-        _section("Reproduce", _paragraphs(["Run the same training on the same data:"]), f"<pre>{command}</pre>"),
+        _section(
+            "Reproduce", _paragraphs(["Run the same training on the same data:"]), f"<pre tabindex='0'>{command}</pre>"
+        ),
     ]
     name = data["name"] if data["name"] == run.folder.name else f"{data['name']}: {run.folder.name}"
     return _PAGE.format(
