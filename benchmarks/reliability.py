@@ -74,7 +74,7 @@ def cpu_name() -> str:
 def table() -> str:
     """Return a row per fault: the goal, and what its test reached last, or that it was not measured."""
     rows = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    lines = ["| | Fault | Goal | Reached | Measured |", "|---|---|---|---|---|"]
+    lines = ["| Area | Fault | Goal | Reached | Measured |", "|---|---|---|---|---|"]
     known = {fault for faults in LINES.values() for fault, _ in faults}
     others = [(fault, row["goal"]) for fault, row in rows.items() if fault not in known]
     for area, faults in (LINES | ({"Other": others} if others else {})).items():

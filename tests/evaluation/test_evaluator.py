@@ -13,6 +13,9 @@ import vitral
 from tests.conftest import small_model
 from tests.data.images import class_folders
 from tests.evaluation.conftest import TINY
+from vitral.data.dataset import FileSource, Item
+from vitral.evaluation.results import summarize
+from vitral.inference.pipeline import ModelOutputs
 from vitral.weights.checkpoint import Checkpoint, default_preprocess
 
 
@@ -245,6 +248,26 @@ def test_multi_label_data(tmp_path: Path) -> None:
     assert vitral.load(tmp_path / "run" / "model.safetensors").multi_label
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["test"]["mean_average_precision"] == pytest.approx(evaluation.mean_average_precision)
+    typical = report["test"]["typical"]
+    assert [row["prediction"] for row in typical] == ["any", "blue", "green", "red"]
+    assert all(row["label"] == f"any, {row['prediction']}" for row in typical[1:])
+    assert len(list((tmp_path / "run" / "plots").glob("relevance-typical-*.png"))) == len(typical)
+    assert "Relevance for green" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_mistakes_of_multi_label_data_are_labels_that_an_image_does_not_have() -> None:
+    logits = torch.tensor([[5.0, 2.0, -1.0], [3.0, 4.0, 1.0], [-2.0, -3.0, -1.0], [9.0, 9.0, -9.0], [0.5, -1.0, -1.0]])
+    labels = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    items = [Item(f"{number}.jpg", 0, FileSource("x.jpg")) for number in range(len(logits))]
+    indices = torch.arange(len(logits))
+    outputs = ModelOutputs(items=items, outputs=logits, labels=labels, indices=indices, unreadable=())
+    mistakes = summarize(outputs, ("cat", "dog", "cow")).mistakes
+    assert [(mistake.key, mistake.label, mistake.prediction) for mistake in mistakes] == [
+        ("1.jpg", "cow", "dog"),
+        ("0.jpg", "cat", "dog"),
+        ("4.jpg", "none", "cat"),
+    ]
+    assert mistakes[0].probability == pytest.approx(torch.tensor(4.0).sigmoid().item())
 
 
 @pytest.mark.parametrize("dialect", ["native", "timm", "huggingface", "torchvision"])

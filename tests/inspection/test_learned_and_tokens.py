@@ -106,12 +106,12 @@ def additive_model() -> Any:
 def test_the_right_ranking_beats_chance_and_the_opposite_loses() -> None:
     model = additive_model()
     random = torch.Generator().manual_seed(0)
-    bright = torch.rand(6, 4, 4, generator=random) < 0.3
+    bright = torch.rand(12, 4, 4, generator=random) < 0.3
     images = bright.float().repeat_interleave(4, 1).repeat_interleave(4, 2)[:, None].expand(-1, 3, -1, -1)
     good = faithfulness(model, images, bright.float())
     bad = faithfulness(model, images, -bright.float())
     assert good.is_clear
-    assert good.images == 6
+    assert good.images == 12
     assert good.low <= good.score <= good.high
     assert bad.high < 0
     assert good.fractions == tuple(step / 10 for step in range(11))
@@ -121,12 +121,17 @@ def test_the_right_ranking_beats_chance_and_the_opposite_loses() -> None:
     assert good.score == pytest.approx(area)
 
 
-def test_hybrids_lists_and_single_images() -> None:
+def test_hybrids_lists_and_few_images() -> None:
+    """Fewer than ten images have a score but no interval."""
     model = small_model(patch_size=1, stem=vitral.ConvStem(widths=(16, 16)))
     images = [torch.randn(3, 16, 16), torch.randn(3, 9, 21)]
     result = faithfulness(model, images, [torch.rand(4, 4), torch.rand(3, 6)], labels=[0, 1], steps=3)
     assert np.isfinite(result.score)
-    assert np.isnan(faithfulness(model, images[:1], [torch.rand(4, 4)], steps=2).low)
+    assert np.isnan(result.low)
+    assert not result.is_clear
+    nine, ten = ([image] * count for image, count in ((images[0], 9), (images[0], 10)))
+    assert np.isnan(faithfulness(model, nine, [torch.rand(4, 4)] * 9, steps=1).high)
+    assert np.isfinite(faithfulness(model, ten, [torch.rand(4, 4)] * 10, steps=1).high)
     with pytest.raises(DataError, match="one map per image"):
         faithfulness(model, images, [torch.rand(4, 4)])
     with pytest.raises(ConfigError, match="predicts classes"):

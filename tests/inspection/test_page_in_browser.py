@@ -14,6 +14,7 @@ import vitral
 from tests.conftest import small_model
 from tests.data.images import photo
 
+AXE = Path(__file__).parents[2] / "build" / "axe.min.js"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
 FLAGS += ["--disable-component-update", "--disable-default-apps", "--no-first-run", "--disable-dev-shm-usage"]
@@ -43,7 +44,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     labels = ("a", "b", "c", HOSTILE)  # the model predicts the last one
     preprocess = vitral.Preprocess(size=(32, 32), resize="native")
     checkpoint = vitral.Checkpoint(model=model, preprocess=preprocess, labels=labels)
-    images = [np.asarray(photo(120, 120)), np.asarray(photo(100, 150, seed=1))]
+    images = [np.asarray(photo(120, 120)), *[np.asarray(photo(100, 150, seed=seed)) for seed in range(1, 10)]]
     vitral.inspect(checkpoint, images, out=folder, faithfulness=True)
     return folder / "inspect.html"
 
@@ -120,8 +121,8 @@ def test_it_can_be_explored(page: Any) -> None:
 
 def test_everything_is_shown_and_nothing_overflows(page: Any) -> None:
     assert page.text_content("h1") == "Inside model"
-    assert page.locator("#gallery .row").count() == 2
-    assert page.locator("#gallery figure").count() == 8
+    assert page.locator("#gallery .row").count() == 8
+    assert page.locator("#gallery figure").count() == 32
     assert page.locator("#distance .dot").count() == 9
     assert page.locator("#filters img").count() == 28
     assert page.locator("#norms canvas").count() == 3
@@ -132,3 +133,23 @@ def test_everything_is_shown_and_nothing_overflows(page: Any) -> None:
     blank = "[...document.querySelectorAll('canvas')].filter((canvas) => new Set(canvas.getContext('2d')"
     blank += ".getImageData(0, 0, canvas.width, canvas.height).data).size < 3).length"
     assert page.evaluate(blank) == 0
+    if AXE.exists() or os.environ.get("CI"):
+        result = page.evaluate(AXE.read_text(encoding="utf-8") + "; axe.run()")
+        assert not [(rule["id"], rule["nodes"][0]["html"][:200]) for rule in result["violations"]]
+
+
+def test_cells_that_a_stem_rounds_up_are_cut_off(browser: Any, tmp_path: Path) -> None:
+    """33 pixels make 5 columns of 8: nine tenths of the width lie in the fourth, and the fifth has one pixel."""
+    stem = vitral.ConvStem(widths=(16, 16, 16))
+    model = small_model(stem=stem, patch_size=1, image_size=33, num_classes=3)
+    checkpoint = vitral.Checkpoint(model=model, preprocess=vitral.Preprocess(size=(33, 33)))
+    vitral.inspect(checkpoint, [photo(66, 66)], out=tmp_path)
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto((tmp_path / "inspect.html").as_uri())
+    page.wait_for_selector("html[data-ready]", timeout=60_000)
+    stage = page.locator("#stage")
+    box = stage.bounding_box()
+    for share, column in ((0.1, 1), (0.9, 4), (0.99, 5)):
+        stage.hover(position={"x": box["width"] * share, "y": box["height"] * 0.5})
+        assert f"row 3, column {column} looks" in page.text_content("#readout")
+    page.close()

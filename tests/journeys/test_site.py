@@ -1,16 +1,28 @@
-"""Build the site strictly, and check that every link resolves and that no page loads an outside resource."""
+"""Build the site strictly: links resolve, nothing comes from outside, and pages are accessible on phones and desktops.
 
+Without Chromium or axe-core the last tests are skipped, except in CI, where they fail. `make browser` fetches both.
+"""
+
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+AXE = ROOT / "build" / "axe.min.js"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
+SCREENS = {"phone": ("light", 390, 844), "desktop": ("dark", 1440, 900)}
+VARIED_PAGES = ("index.html", "explanation/results.html", "tutorials/inspect.html")
+"""Wide tables, code and figures."""
 LOADED = {
     "script": ("src",),
     "link": ("href",),
@@ -95,3 +107,72 @@ def loaded_by_styles(folder: Path) -> Iterator[str]:
 def test_search_works_offline(site: dict[Path, Page]) -> None:
     index = next(path for path in site if path.name == "index.html").parent / "searchindex.js"
     assert "packing" in index.read_text(encoding="utf-8")
+
+
+# ---- in a browser ----
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Start Chromium, or skip."""
+    if CHROMIUM is None or not AXE.exists():
+        reason = "Chromium or axe-core is missing. Run: make browser"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=SCREENS)
+def page(request: pytest.FixtureRequest, browser: Any) -> Iterator[Any]:
+    """Open a tab, and check at the end that nothing was logged or requested from outside."""
+    scheme, width, height = SCREENS[request.param]
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": height})
+    page, problems = context.new_page(), list[str]()
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda sent: sent.url.startswith(("file:", "data:")) or problems.append(sent.url))
+    yield page
+    assert not problems
+    context.close()
+
+
+def check_page(page: Any, **options: Any) -> None:
+    """axe-core finds nothing, and nothing makes the page wider than the screen."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    result = page.evaluate("(options) => axe.run(options)", {"preload": False, **options})
+    assert not [(rule["id"], rule["nodes"][0]["html"][:200]) for rule in result["violations"]]
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+@pytest.mark.parametrize("name", VARIED_PAGES)
+def test_pages_are_accessible_and_fit(site: dict[Path, Page], page: Any, name: str) -> None:
+    page.goto((root_of(site) / name).as_uri())
+    check_page(page)
+    assert page.evaluate("[...document.images].every((image) => image.naturalWidth > 0)")
+
+
+@pytest.mark.parametrize("page", ["phone"], indirect=True)
+def test_the_api_reference_is_accessible_and_fits(site: dict[Path, Page], page: Any) -> None:
+    """Without the colors, whose check takes seconds on this long page."""
+    page.goto((root_of(site) / "reference" / "python.html").as_uri())
+    check_page(page, rules={"color-contrast": {"enabled": False}})
+
+
+def test_search_finds_pages(site: dict[Path, Page], page: Any) -> None:
+    page.goto((root_of(site) / "search.html").as_uri())
+    check_page(page)
+    page.locator("article input[name=q]").fill("registers")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#search-results li a")
+    check_page(page)
+    page.locator("#search-results li a").first.click()
+    page.wait_for_url(lambda url: "search.html" not in url)
+    assert "registers" in page.text_content("article").lower()
+
+
+def root_of(site: dict[Path, Page]) -> Path:
+    return next(path for path in site if path.name == "genindex.html").parent

@@ -132,8 +132,10 @@ def describe_inspection(facts: Mapping[str, Any]) -> list[str]:
             best = image["predictions"][0]
             lines.append(f"  {printable(image['name'])}: {printable(best['label'])} {best['probability']:.1%}")
     for name, result in facts["faithfulness"].items():
-        interval = "" if result["low"] is None else f", 95% CI {result['low']:+.3f} to {result['high']:+.3f}"
-        verdict = "better than chance" if (result["low"] or 0) > 0 else "not clearly better than chance"
+        interval, verdict = "", "too few images for a verdict; pass at least 10"
+        if result["low"] is not None:
+            interval = f", 95% CI {result['low']:+.3f} to {result['high']:+.3f}"
+            verdict = "better than chance" if result["low"] > 0 else "not clearly better than chance"
         count = format_count(result["images"], "image")
         lines.append(f"Faithfulness of {name}: {result['score']:+.3f} ({count}{interval}): {verdict}")
     return lines

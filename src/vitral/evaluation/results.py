@@ -23,6 +23,7 @@ class Mistake:
 
     key: str
     label: str
+    """The class of the image; on multi-label data all its labels, such as "cat, dog"."""
     prediction: str
     probability: float
 
@@ -44,7 +45,7 @@ class Evaluation:
     confused: tuple[tuple[str, str, int], ...] = ()
     """The most frequent mistakes: (label, prediction, count)."""
     mistakes: tuple[Mistake, ...] = ()
-    """The wrong predictions with the highest probabilities."""
+    """The wrong predictions with the highest probabilities, one per image."""
     unreadable: tuple[tuple[str, str], ...] = ()
     """Images that are excluded from all scores, each with the reason."""
     images_per_second: float | None = None
@@ -94,7 +95,9 @@ def summarize(outputs: ModelOutputs, classes: Sequence[str], *, temperature: boo
     evaluation = Evaluation(scores=scores, classes=tuple(classes), unreadable=outputs.unreadable)
     if labels.ndim == 2:
         rows = metrics.per_label(logits, labels)
-        return replace(evaluation, per_class=rows, mean_average_precision=metrics.mean_average_precision(rows))
+        mean = metrics.mean_average_precision(rows)
+        mistakes = _worst_mistakes(logits, labels, classes, outputs.keys)
+        return replace(evaluation, per_class=rows, mean_average_precision=mean, mistakes=mistakes)
     predicted = logits.argmax(1)
     has_matrix = len(classes) <= MAX_CONFUSION_CLASSES
     return replace(
@@ -117,16 +120,30 @@ def _most_confused(predicted: Tensor, labels: Tensor, classes: Sequence[str]) ->
 
 
 def _worst_mistakes(logits: Tensor, labels: Tensor, classes: Sequence[str], keys: Sequence[str]) -> tuple[Mistake, ...]:
-    confidence, predicted = logits.softmax(dim=1).max(dim=1)
-    confidence = confidence.masked_fill(predicted == labels, -1.0)
+    """Return the wrong predictions with the highest probabilities, one per image.
+
+    On multi-label data, they are labels with a probability above 0.5 that the image does not have."""
+    if labels.ndim == 1:
+        confidence, predicted = logits.softmax(dim=1).max(dim=1)
+        is_wrong = predicted != labels
+    else:
+        highest, predicted = logits.masked_fill(labels > 0, -torch.inf).max(dim=1)
+        confidence, is_wrong = highest.sigmoid(), highest > 0
+    confidence = confidence.masked_fill(~is_wrong, -1.0)
     order: list[int] = confidence.argsort(descending=True)[:MAX_MISTAKES].tolist()
     return tuple(
         Mistake(
             key=keys[index],
-            label=classes[int(labels[index])],
+            label=join_labels(labels[index], classes),
             prediction=classes[int(predicted[index])],
             probability=confidence[index].item(),
         )
         for index in order
         if confidence[index] >= 0
     )
+
+
+def join_labels(labels: Tensor, classes: Sequence[str]) -> str:
+    """Return the class of an image as text, or all its labels: "cat, dog", or "none"."""
+    indices: list[int] = [int(labels)] if labels.ndim == 0 else labels.nonzero()[:, 0].tolist()
+    return ", ".join(classes[index] for index in indices) or "none"

@@ -1,6 +1,7 @@
 """Class-specific relevance: which patches speak for a class (Chefer et al. 2021)."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -23,8 +24,8 @@ def relevance(model: nn.Module, images: Images, labels: Tensor | Sequence[int] |
     Each layer contributes the identity and the mean over heads of attention times its gradient, without negative values
     (gradient-weighted rollout: "Generic Attention-model Explainability", Chefer et al. 2021). The product of all layers
     is read from the tokens that the head receives: the class token; patches, each by its contribution to the logit; or,
-    with attention pooling, the gradient-weighted attention of the probe. All layers are in memory at the same time:
-    `relevance_bytes` returns how much that takes.
+    with attention pooling, the gradient-weighted attention of the probe. The attention of all layers is in memory at
+    the same time, its gradients one layer after the other: `relevance_bytes` returns how much that takes.
     """
     vit = check_unmerged(check_classifier(model, "Relevance"))
     targets = _check_labels(labels, len(images), vit.config.num_classes)
@@ -37,35 +38,46 @@ def relevance(model: nn.Module, images: Images, labels: Tensor | Sequence[int] |
         return _relevance(vit, batch, chosen)
 
     with torch.inference_mode(False), torch.enable_grad(), frozen(vit):
-        return run_images(vit, images, compute, layers=2 * vit.config.blocks)
+        return run_images(vit, images, compute, layers=2 * vit.config.blocks)  # about half for the activations
 
 
 def _relevance(model: ViT, images: Images, labels: Tensor | None) -> list[Tensor]:
     """Return the relevance of images that fit into memory together."""
-    attention: list[list[Tensor]] = []  # by layer and group
-    with torch.no_grad():
-        x, packing = model.embed(images)
-    with observe_attention(model, lambda layer, weights, packing: attention.append(weights)):
-        x, _ = model.encode(x.clone().requires_grad_(), packing)
-    groups = [tokens.contiguous() for tokens in packing.split(x)]
-    logits, probes = _classify(model, groups, packing)
-    labels = logits.argmax(dim=1) if labels is None else labels.to(logits.device)
-    chosen = logits.gather(1, labels[:, None]).sum()  # images are independent
-    layers = [weights for by_group in attention for weights in by_group]
-    gradients = torch.autograd.grad(chosen, [*layers, *groups, *probes])
-    count = len(groups)
+    attention: dict[tuple[int, int], Tensor] = {}  # by layer and group, until its gradient is there
+    steps: dict[tuple[int, int], Tensor] = {}
+
+    def observe(layer: int, weights: list[Tensor], packing: Packing) -> None:
+        for index, group in enumerate(weights):
+            attention[layer, index] = group
+            group.register_hook(partial(reduce, (layer, index)))
+
+    @torch.no_grad()
+    def reduce(position: tuple[int, int], gradients: Tensor) -> None:
+        step = positive_mean(attention.pop(position), gradients)
+        step.diagonal(dim1=1, dim2=2).add_(1.0)
+        steps[position] = step
+
+    try:
+        with torch.no_grad():
+            x, packing = model.embed(images)
+        embedded = x.clone().requires_grad_()
+        with observe_attention(model, observe):
+            x, _ = model.encode(embedded, packing)
+        groups = [tokens.contiguous() for tokens in packing.split(x)]
+        logits, probes = _classify(model, groups, packing)
+        labels = logits.argmax(dim=1) if labels is None else labels.to(logits.device)
+        chosen = logits.gather(1, labels[:, None]).sum()  # images are independent
+        gradients = torch.autograd.grad(chosen, [*groups, *probes, embedded])  # the hooks run
+    finally:
+        attention.clear()  # the hooks of a failed backward pass would keep it
     with torch.no_grad():
         by_group: list[Tensor] = []
         for index, group in enumerate(packing.groups):
-            flow: Tensor | None = None
-            for position in range(index, len(layers), count):
-                step = positive_mean(layers[position], gradients[position])
-                step.diagonal(dim1=1, dim2=2).add_(1.0)
-                flow = step if flow is None else step @ flow
-            assert flow is not None
-            end = len(layers) + index
-            probe = positive_mean(probes[index], gradients[end + count])[:, 0] if probes else None
-            row = _output_row(model, groups[index], gradients[end], probe, group.extras)
+            flow = steps[0, index]
+            for layer in range(1, model.config.blocks):
+                flow = steps[layer, index] @ flow
+            probe = positive_mean(probes[index], gradients[len(groups) + index])[:, 0] if probes else None
+            row = _output_row(model, groups[index], gradients[index], probe, group.extras)
             by_group.append((row[:, None] @ flow)[:, 0, group.extras :].unflatten(1, group.grid))
     return per_image(by_group, packing)
 

@@ -12,6 +12,8 @@ from vitral.inspection.traversal import Images, check_classifier, evaluating, pa
 from vitral.model.vit import ViT
 
 STEPS, RANDOM_ORDERS = 10, 4
+MIN_IMAGES = 10
+"""Fewer images have no interval: resamples of a few differ too little, even for random maps."""
 BOOTSTRAP = 2000
 """Resamples of the images for the interval."""
 
@@ -30,7 +32,7 @@ class Faithfulness:
     """The area between both curves, averaged over images; above 0: the map ranks better than chance."""
     low: float
     high: float
-    """95% interval of the score (bootstrap over images); NaN for a single image."""
+    """95% interval of the score (bootstrap over images); NaN for fewer than 10 images."""
     images: int
 
     @property
@@ -135,8 +137,8 @@ def _deletion_curves(
 
 
 def _interval(values: np.ndarray, seed: int) -> tuple[float, float]:
-    """Return the 95% interval of the mean, by resampling images."""
-    if len(values) < 2:
+    """Return the 95% interval of the mean, by resampling images; NaN if they are too few."""
+    if len(values) < MIN_IMAGES:
         return float("nan"), float("nan")
     indices = np.random.default_rng(seed).integers(0, len(values), (BOOTSTRAP, len(values)))
     low, high = np.quantile(values[indices].mean(axis=1), (0.025, 0.975))

@@ -177,7 +177,7 @@ def _define(model: ViT, images: Sequence[InspectedImage], count: int) -> dict[st
         "rollout": f"Rollout starts {ROLLOUT[config.pool]}. Each layer is the mean of its heads and the identity, half "
         "each. The share of class token and registers is left out, and each map sums to 1.",
         "memory": f"One layer of attention takes {_megabytes(attention_bytes(config, largest))} per image. "
-        "Relevance keeps all layers and what their gradients need: "
+        "Relevance keeps all layers and what their gradients need: about "
         f"{_megabytes(relevance_bytes(config, largest))} per image.",
     }
     if config.pool in RELEVANCE and config.num_classes:

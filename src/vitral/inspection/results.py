@@ -59,6 +59,11 @@ class InspectedImage:
     """(layers,)."""
     attention: AttentionTable
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Return (height, width) in pixels."""
+        return self.pixels.shape[0], self.pixels.shape[1]
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,

@@ -82,14 +82,14 @@ def attention_bytes(config: ViTConfig, grid: tuple[int, int]) -> int:
 
 
 def relevance_bytes(config: ViTConfig, grid: tuple[int, int]) -> int:
-    """Return the memory that relevance needs per image.
+    """Return about how much memory relevance needs per image. The process may grow by a fifth more.
 
-    These are the attention weights of all layers, and then either the activations that their gradients need or those
-    gradients: the backward pass frees the former as it fills the latter."""
-    attention = config.blocks * attention_bytes(config, grid)
+    These are the attention weights of all layers, the activations that their gradients need, and those gradients of
+    one layer with two intermediate results: the backward pass frees each layer before it computes the next."""
+    attention = (config.blocks + 3) * attention_bytes(config, grid)
     tokens = config.extra_tokens + grid[0] * grid[1]
     activations = 4 * config.blocks * tokens * (6 * config.width + config.mlp_width)
-    return attention + max(attention, activations)
+    return attention + activations
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import numpy as np
 
 from vitral.errors import VitralError
 from vitral.files import atomic_path, printable
-from vitral.inspection.overlays import heat, spotlight, to_rgb
+from vitral.inspection.overlays import covered_part, heat, spotlight, to_rgb
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,14 +50,19 @@ def draw_figures(inspection: "Inspection", folder: Path) -> None:
 
 
 def _draw_images(figure: "Figure", inspection: "Inspection") -> None:
-    rows = figure.subplots(len(inspection.images), 4, squeeze=False)
+    rows, patch = figure.subplots(len(inspection.images), 4, squeeze=False), inspection.model["patch"]
     for axes, image in zip(rows, inspection.images, strict=True):
         best = image.relevance[0] if image.relevance else None
+        covered = covered_part(image.size, image.grid, patch)
         axes[0].imshow(spotlight(image.pixels, np.ones(image.grid)))
-        axes[1].imshow(spotlight(image.pixels, image.rollout))
-        axes[3].imshow(image.features, aspect=_aspect(image))
+        axes[1].imshow(spotlight(image.pixels, image.rollout, covered=covered))
+        axes[3].imshow(image.features, aspect=patch[0] / patch[1])
+        axes[3].set(
+            ylim=(image.grid[0] * covered[0] - 0.5, -0.5),
+            xlim=(-0.5, image.grid[1] * covered[1] - 0.5),
+        )
         if best is not None:
-            axes[2].imshow(heat(image.pixels, best.map))
+            axes[2].imshow(heat(image.pixels, best.map, covered=covered))
             axes[2].set_title(f"{_short(best.label)} {best.probability:.0%}", fontsize=9, color=INK)
         for axis in axes:
             axis.set_axis_off()
@@ -96,7 +101,8 @@ def _draw_distance(figure: "Figure", inspection: "Inspection") -> None:
     axes.plot(layers, distance.mean(axis=1), color=BLUE, alpha=0.35)
     for head in range(distance.shape[1]):
         axes.scatter(layers, distance[:, head], s=28, color=BLUE, alpha=0.75, linewidths=0)
-    axes.set(xlabel="layer", ylabel="mean attention distance (pixels)", ylim=(0, None))
+    top = 1.06 * max(float(distance.max()), 1e-6)
+    axes.set(xlabel="layer", ylabel="mean attention distance (pixels)", ylim=(0, top))
     if len(layers) <= 16:
         axes.set_xticks(layers)
     _plain_axes(axes)
@@ -159,11 +165,6 @@ def _draw_faithfulness(figure: "Figure", results: Any) -> None:  # noqa: ANN401 
 
 
 # ---- drawing ----
-
-
-def _aspect(image: "InspectedImage") -> float:
-    """Return the aspect that makes a grid as large as its image."""
-    return image.pixels.shape[0] / image.pixels.shape[1] / (image.grid[0] / image.grid[1])
 
 
 def _plain_axes(axes: "Axes") -> None:

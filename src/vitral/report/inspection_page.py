@@ -17,7 +17,7 @@ from PIL import Image
 
 from vitral.errors import ConfigError, VitralError
 from vitral.files import as_text, printable, write_json, write_text
-from vitral.inspection.overlays import TINY, to_rgb, with_contrast
+from vitral.inspection.overlays import TINY, covered_part, to_rgb, with_contrast
 from vitral.report.inspection_figures import FIGURES, draw_figures
 
 if TYPE_CHECKING:
@@ -87,14 +87,14 @@ def _payload(inspection: "Inspection") -> dict[str, Any]:
             "of": model["filters_of"],
         },
         "faithfulness": dict(inspection.faithfulness),
-        "images": [_image(image) for image in inspection.images],
+        "images": [_image(image, model["patch"]) for image in inspection.images],
     }
 
 
-def _image(image: "InspectedImage") -> dict[str, Any]:
+def _image(image: "InspectedImage", patch: tuple[int, int]) -> dict[str, Any]:
     medians = np.median(image.norms, axis=(1, 2))
     lengths = image.norms / np.maximum(medians, 1e-12)[:, None, None] / LONG_TOKEN
-    height, width = image.pixels.shape[:2]
+    height, width = image.size
     return {
         "name": _name(Path(image.name).name or image.name),
         "src": photo_data(image.pixels),
@@ -102,6 +102,7 @@ def _image(image: "InspectedImage") -> dict[str, Any]:
         "width": width,
         "pixelated": max(height, width) < TINY,
         "grid": list(image.grid),
+        "covered": covered_part(image.size, image.grid, patch),
         "rollout": _base64(to_bytes(with_contrast(image.rollout))),
         "predictions": [
             {"label": _name(label), "probability": round(probability, 4)} for label, probability in image.predictions

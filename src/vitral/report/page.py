@@ -65,7 +65,9 @@ def render_page(run: Run, report: Report) -> str:
         _section("Dataset", _dataset(data), _image(run.plots / "data.png", "Training images of each class")),
         _section("Automatic choices", _table(("setting", "value", "reason"), choices)),
         _section("Environment", _table(("name", "value"), environment.items())),
-        _section("Reproduce", _paragraphs(["Run the same training on the same data:"]), f"<pre>{command}</pre>"),
+        _section(
+            "Reproduce", _paragraphs(["Run the same training on the same data:"]), f"<pre tabindex='0'>{command}</pre>"
+        ),
     ]
     name = data["name"] if data["name"] == run.folder.name else f"{data['name']}: {run.folder.name}"
     return _PAGE.format(
@@ -236,7 +238,7 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: 
 
     body = "".join(f"<tr>{row_of(row, 'td')}</tr>" for row in rows)
     head = f"<thead><tr>{row_of(titles, 'th')}</tr></thead>"
-    return f"<div class='scroll'><table>{head}<tbody>{body}</tbody></table></div>"
+    return f"<div class='scroll' tabindex='0'><table>{head}<tbody>{body}</tbody></table></div>"
 
 
 def _gallery(run: Run, rows: Iterable[tuple[str, str, Mapping[str, Any]]]) -> str:
@@ -277,6 +279,7 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 svg, img { max-width: 100%; height: auto; } section > img { display: block; margin-top: 12px; border-radius: 6px; }
 table { border-collapse: collapse; font-size: 13px; }
 th, td { text-align: left; vertical-align: top; padding: 3px 14px 3px 6px; overflow-wrap: anywhere; }
+th:not(.number), td:not(.number) { min-width: 6em; }  /* on a phone, scroll instead of breaking words */
 th { border-bottom: 1px solid var(--gray); white-space: nowrap; } tbody tr:nth-child(even) { background: var(--shade); }
 .number { text-align: right; white-space: nowrap; }
 .side { display: flex; flex-wrap: wrap; gap: 28px; align-items: flex-start; }

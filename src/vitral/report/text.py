@@ -71,7 +71,7 @@ def summary_lines(scores: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-CANDIDATE_COLUMNS = ("", "candidate", "measured on", "accuracy", "95% interval", "time")
+CANDIDATE_COLUMNS = ("choice", "candidate", "measured on", "accuracy", "95% interval", "time")
 
 
 def candidate_row(candidate: Mapping[str, Any]) -> tuple[str, ...]:

@@ -63,6 +63,8 @@
     canvas.width = Math.max(1, Math.round(image.width * scale));
     canvas.height = Math.max(1, Math.round(image.height * scale));
   }
+  /* Return the width and height of the grid: larger than the canvas if a stem has rounded up its last cells. */
+  const extent = (canvas, { covered: [down, across] }) => [canvas.width / across, canvas.height / down];
   /* Draw an image with a map above it, and a frame around the cell `mark`. */
   function draw(canvas, number, map, grid, longest, mark = null) {
     const image = data.images[number], context = canvas.getContext("2d");
@@ -78,19 +80,19 @@
     }
     if (map) {
       context.imageSmoothingEnabled = state.mode !== "patches";
-      context.drawImage(cells(map, grid, overlays[state.mode]), 0, 0, canvas.width, canvas.height);
+      context.drawImage(cells(map, grid, overlays[state.mode]), 0, 0, ...extent(canvas, image));
     }
     if (mark !== null && mark >= 0) {
-      const width = canvas.width / grid[1], height = canvas.height / grid[0];
+      const [width, height] = extent(canvas, image).map((side, axis) => side / grid[1 - axis]);
       const x = (mark % grid[1]) * width, y = Math.floor(mark / grid[1]) * height, line = Math.max(2, canvas.width / 220);
       context.lineWidth = 2 * line; context.strokeStyle = "rgb(0 0 0 / 55%)"; context.strokeRect(x, y, width, height);
       context.lineWidth = line; context.strokeStyle = "#fff"; context.strokeRect(x, y, width, height);
     }
   }
-  function cellAt(canvas, grid, event) {
+  function cellAt(canvas, grid, event, [down, across] = [1, 1]) {
     const box = canvas.getBoundingClientRect();
-    const column = Math.floor(((event.clientX - box.left) / box.width) * grid[1]);
-    const row = Math.floor(((event.clientY - box.top) / box.height) * grid[0]);
+    const column = Math.floor(((event.clientX - box.left) / box.width) * grid[1] * across);
+    const row = Math.floor(((event.clientY - box.top) / box.height) * grid[0] * down);
     return row < 0 || column < 0 || row >= grid[0] || column >= grid[1] ? null : row * grid[1] + column;
   }
 
@@ -205,7 +207,7 @@
   }
   function listen() {
     const stage = byId("stage");
-    const query = (event) => { const cell = cellAt(stage, table().grid, event); return cell === null ? null : cell + table().extras.length; };
+    const query = (event) => { const cell = cellAt(stage, table().grid, event, data.images[state.image].covered); return cell === null ? null : cell + table().extras.length; };
     stage.addEventListener("pointermove", (event) => {
       if (event.pointerType === "touch" || state.pinned) return;
       const hovered = query(event);
@@ -260,7 +262,7 @@
       const context = colors.canvas.getContext("2d"), source = decode(image.features);
       const pixels = cells(new Float32Array(source.length / 3).map((_, index) => index), image.grid, (index) => [source[3 * index], source[3 * index + 1], source[3 * index + 2], 255]);
       context.imageSmoothingEnabled = false;
-      context.drawImage(pixels, 0, 0, colors.canvas.width, colors.canvas.height);
+      context.drawImage(pixels, 0, 0, ...extent(colors.canvas, image));
       panels.push(colors);
       return element("div", { className: "row" }, ...panels.map((panel) => panel.node));
     }));
@@ -281,8 +283,8 @@
     return result;
   }
   /* Return an empty chart, and functions from values to places. */
-  function chart(parent, { xRange, yRange, xTitle, yTitle, xTicks, format = String, width = 620, height = 300 }) {
-    const left = 46, right = 14, top = 26, bottom = 40, node = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
+  function chart(parent, { label, role = "img", xRange, yRange, xTitle, yTitle, xTicks, format = String, width = 620, height = 300, top = 26 }) {
+    const left = 46, right = 14, bottom = 40, node = svg("svg", { viewBox: `0 0 ${width} ${height}`, role, "aria-label": label });
     const x = (value) => left + ((value - xRange[0]) / (xRange[1] - xRange[0] || 1)) * (width - left - right);
     const y = (value) => height - bottom - ((value - yRange[0]) / (yRange[1] - yRange[0] || 1)) * (height - top - bottom);
     for (const value of ticks(...yRange)) {
@@ -301,12 +303,12 @@
   function drawDistance() {
     const all = data.distance.flat(), uniform = data.uniform_distance || 0, wide = byId("distance").clientWidth > 640;
     const { node, x, y } = chart(byId("distance"), {
-      xRange: [0.6, data.model.layers + 0.4], yRange: [0, 1.08 * Math.max(...all, uniform, 1e-6)], xTitle: "layer", yTitle: "pixels",
+      label: "Mean attention distance of each head", role: "group", xRange: [0.6, data.model.layers + 0.4], yRange: [0, 1.08 * Math.max(...all, uniform, 1e-6)], xTitle: "layer", yTitle: "pixels",
       xTicks: layerTicks(data.model.layers), width: wide ? 1040 : 460, height: wide ? 340 : 300,
     });
     if (uniform) {
       node.append(svg("path", { class: "dashed", d: path([[x(0.6), y(uniform)], [x(data.model.layers + 0.4), y(uniform)]]) }));
-      node.append(svg("text", { x: x(0.65), y: y(uniform) - 6 }, "all patches alike"));
+      node.append(svg("text", { x: (wide ? 1040 : 460) - 14, y: 11, "text-anchor": "end" }, "- -  all patches alike"));
     }
     node.append(svg("path", { class: "mean", d: path(data.distance.map((heads, layer) => [x(layer + 1), y(heads.reduce((a, b) => a + b, 0) / heads.length)])) }));
     data.distance.forEach((heads, layer) => heads.forEach((value, head) => {
@@ -327,9 +329,9 @@
     byId("distance-note").textContent = `Averaged over ${images}.${data.distance_images < 32 ? " Pass more images for steadier numbers: the paper averages 128." : ""}`;
   }
 
-  function drawLines(parent, series, format) {
+  function drawLines(parent, label, series, format) {
     const values = series.flatMap((one) => one.values), layers = data.model.layers;
-    const { node, x, y } = chart(parent, { xRange: [1, Math.max(2, layers)], yRange: [Math.min(0, ...values), 1.05 * Math.max(...values, 1e-6)], xTitle: "layer", yTitle: "", xTicks: layerTicks(layers), format, width: 460, height: 240 });
+    const { node, x, y } = chart(parent, { label, xRange: [1, Math.max(2, layers)], yRange: [Math.min(0, ...values), 1.05 * Math.max(...values, 1e-6)], xTitle: "layer", yTitle: "", xTicks: layerTicks(layers), format, width: 460, height: 240 });
     series.forEach(({ values: line, color, name }, index) => {
       node.append(svg("path", { class: "line", style: `stroke: var(${color})`, d: path(line.map((value, layer) => [x(layer + 1), y(value)])) }));
       if (name) node.append(svg("text", { class: "label", style: `fill: var(${color})`, x: 46 + 90 * index, y: 14 }, name));
@@ -341,11 +343,11 @@
       const { node, canvas } = tile(`${layer + 1}`, false, null), context = canvas.getContext("2d");
       size(canvas, image, 120);
       context.imageSmoothingEnabled = false;
-      context.drawImage(cells(map.subarray(layer * count, (layer + 1) * count), image.grid, overlays.patches), 0, 0, canvas.width, canvas.height);
+      context.drawImage(cells(map.subarray(layer * count, (layer + 1) * count), image.grid, overlays.patches), 0, 0, ...extent(canvas, image));
       return node;
     }));
-    drawLines(byId("norm-chart"), [{ values: image.norm_maximum, color: "--warm", name: "longest" }, { values: image.norm_median, color: "--dot", name: "median" }], (value) => String(Number(value.toPrecision(3))));
-    drawLines(byId("similarity-chart"), [{ values: image.similarity, color: "--dot" }], (value) => value.toFixed(1));
+    drawLines(byId("norm-chart"), "Length of the longest token and the median after each layer", [{ values: image.norm_maximum, color: "--warm", name: "longest" }, { values: image.norm_median, color: "--dot", name: "median" }], (value) => String(Number(value.toPrecision(3))));
+    drawLines(byId("similarity-chart"), "Mean similarity of the tokens after each layer", [{ values: image.similarity, color: "--dot" }], (value) => value.toFixed(1));
   }
 
   // ---- weights ----
@@ -391,17 +393,19 @@
     byId("faithfulness-section").hidden = false;
     const { fractions, random_curve: random } = results[0][1], colors = ["--warm", "--dot"], xTicks = [0, 0.25, 0.5, 0.75, 1];
     xTicks.format = (value) => percent(value);
+    const wide = byId("faithfulness").clientWidth > 640;
     const highest = Math.max(...random, ...results.flatMap(([, result]) => result.curve));
-    const { node, x, y } = chart(byId("faithfulness"), { xRange: [0, 1], yRange: [0, 1.05 * highest], xTitle: "patches deleted", yTitle: "probability of the predicted class", xTicks, format: (value) => percent(value), width: 760, height: 320 });
+    const { node, x, y } = chart(byId("faithfulness"), { label: "Probability of the predicted class as patches are deleted", xRange: [0, 1], yRange: [0, 1.05 * highest], xTitle: "patches deleted", yTitle: "probability of the predicted class", xTicks, format: (value) => percent(value), width: wide ? 760 : 460, height: 320, top: 44 });
     node.append(svg("path", { class: "dashed", d: path(fractions.map((fraction, index) => [x(fraction), y(random[index])])) }));
-    node.append(svg("text", { class: "label", x: 560, y: 40 }, "- -  random order"));
+    node.append(svg("text", { class: "label", x: 38, y: 29 }, "- -  random order"));
     const sentences = results.map(([name, { curve, score, low, high, images }], index) => {
       node.append(svg("path", { class: "line", style: `stroke: var(${colors[index]})`, d: path(fractions.map((fraction, place) => [x(fraction), y(curve[place])])) }));
-      node.append(svg("text", { class: "label", style: `fill: var(${colors[index]})`, x: 560, y: 58 + 18 * index }, name));
+      node.append(svg("text", { class: "label", style: `fill: var(${colors[index]})`, x: 170 + 70 * index, y: 29 }, name));
       const interval = low === null ? "" : `, 95% interval ${low.toFixed(3)} to ${high.toFixed(3)}`;
       return `${name}: ${score.toFixed(3)} (${images} image${images > 1 ? "s" : ""}${interval})`;
     });
-    byId("faithfulness-note").textContent = `Area between the curves. ${sentences.join("; ")}.`;
+    const few = results[0][1].low === null ? " These are too few images to compare with chance. Pass at least 10." : "";
+    byId("faithfulness-note").textContent = `Area between the curves. ${sentences.join("; ")}.${few}`;
   }
   function drawHeader() {
     const { model } = data, [height, width] = model.patch, sides = model.image_size;
@@ -431,7 +435,7 @@
     drawDistance();
     drawTokens();
     drawAttention();
-    window.addEventListener("resize", () => { drawDistance(); drawAttention(); });
+    window.addEventListener("resize", () => { drawDistance(); drawFaithfulness(); drawAttention(); });
     document.documentElement.dataset.ready = "true";
   }
   start().catch((error) => {

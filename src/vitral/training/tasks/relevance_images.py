@@ -15,10 +15,12 @@ from vitral.data.dataset import Item
 from vitral.data.headers import BadImageError
 from vitral.data.transforms import normalize, preprocess_image
 from vitral.errors import first_line
+from vitral.evaluation.results import join_labels
 from vitral.inference.loaded_model import LoadedModel
 from vitral.inference.pipeline import ModelOutputs
 from vitral.inspection.class_relevance import relevance
-from vitral.inspection.overlays import heat
+from vitral.inspection.overlays import covered_part, heat
+from vitral.inspection.traversal import patch_pixels
 from vitral.model.vit import ViT
 from vitral.runs import Run
 
@@ -27,17 +29,20 @@ MAX_TYPICAL = 120
 
 
 def typical_images(outputs: ModelOutputs, classes: Sequence[str]) -> list[dict[str, Any]]:
-    """Return one image per class, at most 120: of those predicted correctly, the one with the median probability."""
-    if outputs.labels.ndim != 1:
-        return []
-    probabilities, predicted = outputs.outputs.softmax(dim=1).max(dim=1)
-    keys, rows = outputs.keys, list[dict[str, Any]]()
+    """Return one image per class, at most 120: of those predicted correctly, the one with the median probability.
+
+    On multi-label data, the images of a class are those that have the label, with a probability above 0.5."""
+    logits, labels, keys = outputs.outputs, outputs.labels, outputs.keys
+    is_multi_label = labels.ndim == 2
+    probabilities = logits.sigmoid() if is_multi_label else logits.softmax(dim=1)
+    hits = (labels > 0) & (logits > 0) if is_multi_label else logits.argmax(dim=1) == labels
+    rows = list[dict[str, Any]]()
     for index, name in enumerate(classes):
-        correct = ((outputs.labels == index) & (predicted == index)).nonzero()[:, 0]
+        correct = (hits[:, index] if is_multi_label else hits & (labels == index)).nonzero()[:, 0]
         if len(correct) and len(rows) < MAX_TYPICAL:
-            chosen = int(correct[probabilities[correct].argsort()[len(correct) // 2]])
-            probability = float(probabilities[chosen])
-            rows.append({"key": keys[chosen], "label": name, "prediction": name, "probability": probability})
+            chosen = int(correct[probabilities[correct, index].argsort()[len(correct) // 2]])
+            label, probability = join_labels(labels[chosen], classes), float(probabilities[chosen, index])
+            rows.append({"key": keys[chosen], "label": label, "prediction": name, "probability": probability})
     return rows
 
 
@@ -49,7 +54,7 @@ def draw_relevance(
     A large model on a CPU gets fewer overlays instead of a late report. A failure goes to the log, never to the run.
     """
     try:
-        if isinstance(loaded.model, ViT) and not loaded.multi_label and not _is_sharded(loaded.model):
+        if isinstance(loaded.model, ViT) and not _is_sharded(loaded.model):
             _draw(loaded, loaded.model, run, report, items, seconds)
     except Exception as error:
         run.add_log(f"relevance was not drawn: {type(error).__name__}: {first_line(error)}")
@@ -83,7 +88,9 @@ def _draw(
 def _draw_overlay(loaded: LoadedModel, model: ViT, image: Tensor, label: str, path: Path) -> None:
     inputs = normalize(image[None].to(loaded.device), loaded.preprocess)
     maps = relevance(model, inputs, [loaded.labels.index(label)])
-    overlay = heat(image.permute(1, 2, 0).numpy(), maps[0].cpu().numpy(), CELL)
+    pixels, map = image.permute(1, 2, 0).numpy(), maps[0].cpu().numpy()
+    covered = covered_part((pixels.shape[0], pixels.shape[1]), (map.shape[0], map.shape[1]), patch_pixels(model.config))
+    overlay = heat(pixels, map, CELL, covered)
     Image.fromarray(overlay).save(path)
 
 
