@@ -46,6 +46,11 @@ def test_a_library_that_fails_is_skipped_with_the_reason(monkeypatch: pytest.Mon
     assert {row.name.split()[0] for row in result.rows} == {"torch"}
 
 
+def test_the_peak_memory_is_that_of_the_process_alone() -> None:
+    done = vars(benchmarking)["_run_process"]("import sys", [])
+    assert done.memory_bytes is None or 2**20 < done.memory_bytes < 50 * 2**20  # this process holds torch
+
+
 @pytest.mark.parametrize(
     ("options", "error", "problem"),
     [

@@ -4,7 +4,6 @@ Outputs are compared before anything is timed, and candidates take turns, one at
 of a process of its own, which loads the model and predicts one image.
 """
 
-import os
 import random
 import subprocess
 import sys
@@ -245,6 +244,18 @@ with torch.inference_mode():
 """
 
 
+_PRINT_PEAK = """
+from pathlib import Path
+status = Path("/proc/self/status")
+if status.exists():
+    print(1024 * int(status.read_text().split("VmHWM:")[1].split()[0]))
+elif sys.platform == "darwin":
+    import resource
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+"""Linux counts the memory of the parent in ru_maxrss, so the process reads its own peak."""
+
+
 class _Finished(NamedTuple):
     seconds: float
     memory_bytes: int | None
@@ -272,16 +283,13 @@ def _cold_starts(subject: Subject, name: str, folder: Path, skipped: dict[str, s
 def _run_process(script: str, words: list[str]) -> _Finished:
     """Return the time and the peak memory of a process."""
     start = time.perf_counter()
-    with subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.DEVNULL) as process:
-        memory = None
-        if hasattr(os, "wait4"):
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-            memory = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        code = process.wait()
-    if code:
-        raise VitralError(f"The process ended with exit code {code}.")
-    return _Finished(time.perf_counter() - start, memory)
+    command = [sys.executable, "-c", script + _PRINT_PEAK, *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    seconds = time.perf_counter() - start
+    if done.returncode:
+        raise VitralError(f"The process ended with exit code {done.returncode}.")
+    last = done.stdout.split()[-1:]
+    return _Finished(seconds, int(last[0]) if last and last[0].isdigit() else None)
 
 
 # ---- other libraries ----

@@ -44,7 +44,7 @@ def bench(
         machine = result.machine
         instructions = ", ".join(machine["instructions"]) or "no special instructions"
         print_line(f"{result.model} on {machine['cpu']} ({machine['threads']} threads; {instructions})", "bold")
-        head = ("batch", "engine", "images/s", "p50 ms", "p99 ms", "x torch", "difference", "same top-1")
+        head = ("batch", "engine", "images/s", "p50 ms", "p99 ms", "ratio", "differs", "top-1")
         print_table(
             head,
             (
@@ -61,6 +61,7 @@ def bench(
                 for row in rows
             ),
         )
+        print_line("ratio: to eager torch in float32. differs: largest difference of a probability. top-1: same label.")
         print_line("A new process that loads the model and predicts one image:", "bold")
         print_table(
             ("engine", "cold start, s", "peak memory"),
