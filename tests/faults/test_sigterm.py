@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -99,9 +100,15 @@ def interrupt(moment: str, data: Path, folder: Path, chance: random.Random) -> f
     """Start a run, terminate it at a moment, assert that no step is lost, and return the seconds that it took."""
     settings = SETTINGS if moment == "save" else RARE_SAVES
     settings += " --format json" + (" --workers 1" if moment == "data wait" else "")
-    process, step = start(str(data), "--out", str(folder), *settings.split()), 0
+    words, step, began = (str(data), "--out", str(folder), *settings.split()), 0, time.monotonic()
+    process = start(*words)
     if moment == "start-up":
-        time.sleep(chance.uniform(1.0, 2.5))
+        wait_for_event(process, "stepped", 1)
+        lasted = time.monotonic() - began
+        terminate(process)
+        shutil.rmtree(folder)
+        process = start(*words)
+        time.sleep(chance.uniform(0.5, 0.95) * lasted)
         return terminate(process)
     if moment == "data wait":
         step = wait_for_event(process, "stepped", chance.randint(1, 5))
