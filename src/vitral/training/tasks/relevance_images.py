@@ -10,13 +10,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitral.collectives import current_world
 from vitral.data.contact_sheet import CELL
 from vitral.data.dataset import Item
 from vitral.data.headers import BadImageError
 from vitral.data.transforms import normalize, preprocess_image
 from vitral.errors import first_line
 from vitral.evaluation.results import join_labels
-from vitral.inference.loaded_model import LoadedModel
+from vitral.inference.loaded_model import LoadedModel, load_model
 from vitral.inference.pipeline import ModelOutputs
 from vitral.inspection.class_relevance import relevance
 from vitral.inspection.overlays import covered_part, heat
@@ -54,7 +55,11 @@ def draw_relevance(
     A large model on a CPU gets fewer overlays instead of a late report. A failure goes to the log, never to the run.
     """
     try:
-        if isinstance(loaded.model, ViT) and not _is_sharded(loaded.model):
+        if _is_sharded(loaded.model):
+            if not current_world().is_first:
+                return
+            loaded = load_model(run.folder, device=str(loaded.device))  # a process alone needs all weights
+        if isinstance(loaded.model, ViT):
             _draw(loaded, loaded.model, run, report, items, seconds)
     except Exception as error:
         run.add_log(f"relevance was not drawn: {type(error).__name__}: {first_line(error)}")
