@@ -21,7 +21,11 @@ import json, sys
 from vitral.serving.server import run_server
 from vitral.serving.settings import Limits, ModelSource, ServeSettings
 options = json.loads(sys.argv[1])
-models = tuple(ModelSource(name=name, source=source) for name, source in options.pop("models").items())
+exact = dict(engine="torch", precision="float32")  # whatever this machine computes fastest
+models = tuple(
+    ModelSource(name=name, source=source, **({} if source.endswith((".onnx", ".xml")) else exact))
+    for name, source in options.pop("models").items()
+)
 limits = Limits(**options.pop("limits", {}))
 settings = ServeSettings(models=models, port=0, limits=limits, **options)
 run_server(settings, lambda url: print("Serving at", url, flush=True))

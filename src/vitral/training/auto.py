@@ -175,7 +175,7 @@ def _network(config: TrainConfig, facts: Facts) -> ViTConfig | BiTConfig | None:
     try:
         network = named_config(config.model, image_size=config.image_size, num_classes=len(facts.dataset.classes))
         return replace(network, **{name: value for name, value in config.network.items() if name != "stem"})
-    except ConfigError:
+    except (ConfigError, TypeError):  # TypeError: an unknown setting
         return None
 
 
