@@ -284,7 +284,7 @@ def _run_process(script: str, words: list[str]) -> _Finished:
     """Return the time and the peak memory of a process."""
     start = time.perf_counter()
     command = [sys.executable, "-c", script + _PRINT_PEAK, *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     seconds = time.perf_counter() - start
     if done.returncode:
         raise VitralError(f"The process ended with exit code {done.returncode}.")
