@@ -1,6 +1,10 @@
 """`vitral bench` compares outputs before it times anything. Tests assert agreement, never time."""
 
 import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +16,22 @@ from vitral.errors import ConfigError, WeightsError
 from vitral.inference.engines.choosing import Subject
 
 
+def run_alone(check: Callable[[], None]) -> None:
+    """Run a check in a process of its own, as users do: it loads the runtimes of four libraries into one process."""
+    code = f"from tests.test_benchmarking import {check.__name__}; {check.__name__}()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+
+
 def test_engines_and_other_libraries_agree() -> None:
+    run_alone(check_agreement)
+
+
+def test_a_library_that_fails_is_skipped_with_the_reason() -> None:
+    run_alone(check_skipping)
+
+
+def check_agreement() -> None:
     events = list(bench_events("vit-pico7", against=("timm", "transformers"), batch_sizes=(1, 3), seconds=0.01))
     result = events[-1]
     assert isinstance(result, BenchResult)
@@ -34,12 +53,12 @@ def test_engines_and_other_libraries_agree() -> None:
     assert [step.done for step in steps] == list(range(1, steps[-1].total + 1))
 
 
-def test_a_library_that_fails_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def check_skipping() -> None:
     def fail(subject: Subject) -> None:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setitem(vars(benchmarking)["_NETWORKS"], "timm", fail)
-    monkeypatch.setattr(benchmarking, "ENGINES", ("torch",))
+    vars(benchmarking)["_NETWORKS"]["timm"] = fail
+    vars(benchmarking)["ENGINES"] = ("torch",)
     *_, result = bench_events("vit-pico7", against=("timm",), batch_sizes=(1,), seconds=0.01)
     assert isinstance(result, BenchResult)
     assert result.skipped == {"timm": "no such kernel"}
