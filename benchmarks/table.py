@@ -200,8 +200,8 @@ def relative(ratio: float | None) -> str:
 def about(result: dict[str, Any]) -> str:
     """Return a sentence about the machine of a result."""
     machine = result["machine"]
-    instructions = ", ".join(machine.get("instructions", ())) or machine["capability"]
-    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    instructions = " ".join(machine.get("instructions", ())) or machine["capability"]
+    versions = "; ".join(f"{name} {number}" for name, number in machine["versions"].items())
     return f"{machine['date']}, {machine['cpu']}, {machine['threads']} threads ({instructions}); {versions}."
 
 
@@ -210,11 +210,10 @@ def serve_table() -> str:
         return ""
     result = newest("serve")
     machine, rows = result["machine"], result["rows"]
-    versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("transformers", "litserve", "timm"))
+    versions = "; ".join(f"{name} {machine['versions'][name]}" for name in ("transformers", "litserve", "timm"))
     lines = [
-        f"S/16 at 224 px from JPEG photos, {rows[0]['clients']} clients in a process of their own, "
-        f"{machine['threads']} cores ({machine['cpu']}), {versions}, {machine['date']}. "
-        f"Medians of {rows[0]['rounds']} rounds:",
+        f"{machine['date']}, S/16 at 224 px from JPEG photos, {rows[0]['clients']} clients in a process of their own; "
+        f"{machine['threads']} cores ({machine['cpu']}); {versions}. Medians of {rows[0]['rounds']} rounds:",
         "",
         "| server | images/s | p50, ms | p99, ms |",
         "|---|---|---|---|",
