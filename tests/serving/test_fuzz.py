@@ -78,7 +78,7 @@ def fuzzed_request(seed: int) -> bytes:
 
 def send(server: RunningServer, seed: int) -> int:
     """Return the status; 0 if the server closed the connection, or still waits for the end of a mutated request."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30 if seed % 4 else 1) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30 if seed % 4 else 0.25) as connection:
         with suppress(OSError):
             connection.sendall(fuzzed_request(seed))
         return RawResponse.read(connection).status
