@@ -61,7 +61,8 @@ def bench(
                 for row in rows
             ),
         )
-        print_line("ratio: to eager torch in float32. differs: largest difference of a probability. top-1: same label.")
+        print_line("ratio: to eager torch in float32. differs: largest difference of a probability.")
+        print_line("top-1: images with the same label, or a near tie.")
         print_line("A new process that loads the model and predicts one image:", "bold")
         print_table(
             ("engine", "cold start, s", "peak memory"),

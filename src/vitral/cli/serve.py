@@ -60,7 +60,7 @@ def serve(
     """Serve a model: a web page for people and an API for programs.
 
     Prints the address and runs until Ctrl-C or SIGTERM; accepted requests are finished first.
-    The page and the API use the preprocessing and return the probabilities of `vitral predict`.
+    With the same engine and precision, the page and the API return the probabilities of `vitral predict`.
 
     Examples
     --------

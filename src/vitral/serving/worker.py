@@ -225,9 +225,13 @@ def warm_up(worker: Worker) -> None:
     """Run the model once per size of batch, so that the first request is as fast as the others."""
     preprocess = worker.predictor.loaded.preprocess
     image = np.zeros((preprocess.channels, *preprocess.size), dtype=np.uint8)
-    kind = "predict" if worker.predictor.can_predict else "features"
     for size in WARM_UP_SIZES:
-        worker.computer.tasks[kind]([image] * size, [{"top_k": 1}] * size)
+        compute_once(worker, [image] * size)
+
+
+def compute_once(worker: Worker, images: Sequence[np.ndarray]) -> None:
+    kind = "predict" if worker.predictor.can_predict else "features"
+    worker.computer.tasks[kind](images, [{"top_k": 1}] * len(images))
 
 
 def choose_engine(worker: Worker, *, batch: int) -> None:
@@ -235,7 +239,7 @@ def choose_engine(worker: Worker, *, batch: int) -> None:
     predictor = worker.predictor
     images = [*example_images(predictor.loaded.preprocess, min(MEASURED_BATCH, batch))]
     start = time.perf_counter()
-    worker.computer.tasks["predict" if predictor.can_predict else "features"](images, [{"top_k": 1}] * len(images))
+    compute_once(worker, images)
     seconds = (time.perf_counter() - start) / len(images)
     predictor.choose_engine(images, total=min(MEASURED_IMAGES, int(MEASURED_SECONDS / seconds)))
 
