@@ -34,6 +34,8 @@ from vitral.training.tokens import affordable_views, count_patches, token_bytes
 
 BATCH = 64
 """Images per batch of the features."""
+WORTHWHILE_GROWTH = 1.5
+"""Complete features are computed again if the machine turns out to have time for so many times the pixels."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,6 +52,14 @@ class FeaturePlan:
     choices: tuple[Chosen, ...]
     image_seconds: float
     """Expected time of a forward pass; 0 without a time budget."""
+
+    def is_larger_than(self, other: "FeaturePlan") -> bool:
+        """Return whether this plan trains and the other stops at a probe, or learns from many more pixels."""
+        trains, trained = (plan.config.tune.what != "probe" for plan in (self, other))
+        if trains != trained:
+            return trains
+        pixels, before = (len(plan.splits.train) * prod(hw_of(plan.config.image_size)) for plan in (self, other))
+        return pixels > WORTHWHILE_GROWTH * before
 
 
 Replan = Callable[[FeaturePlan, float], FeaturePlan | None]

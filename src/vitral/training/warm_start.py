@@ -97,7 +97,7 @@ def start_from_checkpoint(
         yield from warn_short_budget(budget, plan)
     yield from plan.choices
     yield from (Warned(message=f"{config.from_weights}: {change}") for change in plan.changes)
-    plan, features, tokens = yield from _compute_in_time(plan, dataset, replan, restarts=MAX_REPLANS)
+    plan, image_seconds, features, tokens = yield from _compute_in_time(plan, dataset, replan, restarts=MAX_REPLANS)
     config, splits = plan.config, plan.splits
     keys = {item.key for item in splits.train}
     check_unreadable([bad for bad in features.unreadable if bad[0] in keys], len(keys), config.max_bad_fraction)
@@ -107,7 +107,6 @@ def start_from_checkpoint(
     )
     if probe.pool != network.config.pool:
         config = replace(config, network={**config.network, "pool": probe.pool, "class_token": True})
-    image_seconds = _time_per_image(features, plan.model, splits)
     return WarmStart(
         config=config,
         splits=splits,
@@ -124,10 +123,12 @@ def start_from_checkpoint(
 
 def _compute_in_time(
     plan: FeaturePlan, dataset: DatasetIndex, replan: Replan | None, *, restarts: int
-) -> Generator[Event, None, tuple[FeaturePlan, ProbeFeatures, TokenSet | None]]:
-    """Compute the features. Start over with another plan if the machine is much faster or slower than expected.
+) -> Generator[Event, None, tuple[FeaturePlan, float, ProbeFeatures, TokenSet | None]]:
+    """Compute the features, and return them with their plan and the seconds of a forward pass.
 
-    The first seconds of a run decide its plan, and another program may have slowed them down.
+    The first seconds of a run decide its plan, but other programs may have slowed them down. So the features start over
+    with another plan if the machine is much faster or slower than expected. Complete features start over only if the
+    time that is left allows a larger plan.
     """
     minutes = plan.config.minutes
     check_after = max(MIN_CHECK_SECONDS, CHECK_FRACTION * 60 * minutes) if minutes and replan and restarts else None
@@ -137,7 +138,14 @@ def _compute_in_time(
             try:
                 event = next(computing)
             except StopIteration as end:
-                return plan, *end.value
+                features, tokens = end.value
+                image_seconds = _time_per_image(features, plan.model, plan.splits)
+                other = replan(plan, image_seconds) if replan and restarts else None
+                if other is None or not other.is_larger_than(plan):
+                    return plan, image_seconds, features, tokens
+                if tokens is not None:
+                    tokens.remove()
+                break
             yield event
             if check_after is None or not isinstance(event, Measuring):
                 continue
