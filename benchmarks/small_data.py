@@ -5,9 +5,10 @@ regression on frozen features, and the usual fine-tuning script.
 
 Each seed draws other training images: of flowers four fifths, of CIFAR-10 500 or 5,000. All ways see the same images.
 The time is that of the whole command; the accuracy is measured afterwards, on the same test images for all ways (all of
-flowers, 1,000 of CIFAR-10). A finished cell is written to the results at once and not measured again on the same CPU,
-so the command can be stopped and started again. In the end it writes the table into docs/explanation/results.md;
-`--table` only does that.
+flowers, 1,000 of CIFAR-10). A finished cell is written to the results at once and not measured again, so the command
+can be stopped and started again, also on another machine. All ways of one dataset, budget and seed are measured on one
+CPU, because the time decides the plan: a group that another CPU left incomplete starts over. In the end the command
+writes the table into docs/explanation/results.md; `--table` only does that.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import itertools
 import json
 import math
 import os
+import string
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -167,7 +169,18 @@ def cpu_of(machine: dict[str, Any]) -> str:
 
 
 def key_of(cell: Cell) -> tuple[Any, ...]:
-    return (*(cell[field] for field in KEY), cpu_of(cell["machine"]))
+    return tuple(cell[field] for field in KEY)
+
+
+def drop_other_cpus(cells: dict[tuple[Any, ...], Cell], group: tuple[Any, ...], ways: Sequence[str], cpu: str) -> None:
+    """Remove the cells of a dataset, budget and seed that another CPU measured, unless it measured all these ways."""
+    data, minutes, seed = group
+    keys = [(data, minutes, way, seed) for way in WAYS]
+    measured = {key: cells[key] for key in keys if key in cells}
+    if not {(data, minutes, way, seed) for way in ways} <= measured.keys():
+        for key, cell in measured.items():
+            if cpu_of(cell["machine"]) != cpu:
+                del cells[key]
 
 
 def read_cells() -> list[Cell]:
@@ -179,36 +192,35 @@ def write_cells(cells: Sequence[Cell]) -> None:
         temporary.write_text(json.dumps({"rows": [*cells]}, indent=1) + "\n")
 
 
-def make_tables(cells: Sequence[Cell]) -> str:
-    """Return a table for each machine."""
-    machines = dict.fromkeys(cpu_of(cell["machine"]) for cell in cells)
-    return "\n\n".join(make_table(cpu, [cell for cell in cells if cpu_of(cell["machine"]) == cpu]) for cpu in machines)
-
-
-def make_table(cpu: str, cells: Sequence[Cell]) -> str:
+def make_table(cells: Sequence[Cell]) -> str:
     """Return a row per dataset, budget and way, with vitral's paired difference from that way on the same images."""
     dates = sorted({cell["machine"]["date"] for cell in cells})
     complete = len(DATASETS) * len(WAYS) * sum(SEEDS.values())
+    cpus = [*dict.fromkeys(cpu_of(cell["machine"]) for cell in cells)]
+    names = dict(zip(cpus, string.ascii_uppercase, strict=False))
     lines = [
-        f"{cpu}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, {len(cells)} of {complete} cells:",
+        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, {len(cells)} of {complete} cells. CPUs:",
+        *(f"{letter}: {cpu}." for cpu, letter in names.items()),
         "",
-        "| dataset | minutes | method | image size | accuracy | 95 % interval | seconds | seeds | vitral minus this |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| dataset | minutes | method | image size | accuracy | 95 % interval | seconds | seeds | CPU "
+        "| vitral minus this |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for data, minutes in sorted({(cell["data"], cell["minutes"]) for cell in cells}):
         ways = {
             way: {c["seed"]: c for c in cells if (c["data"], c["minutes"], c["way"]) == (data, minutes, way)}
             for way in WAYS
         }
-        rows = [_row(way, of_way, ways["vitral"]) for way, of_way in ways.items() if of_way]
+        rows = [_row(way, of_way, ways["vitral"], names) for way, of_way in ways.items() if of_way]
         lines += [f"| {data} | {minutes:g} | {row}" for row in rows]
     return "\n".join(lines)
 
 
-def _row(way: str, of_way: dict[int, Cell], ours: dict[int, Cell]) -> str:
+def _row(way: str, of_way: dict[int, Cell], ours: dict[int, Cell], cpus: dict[str, str]) -> str:
     hits = as_tensor([*of_way.values()])
     low, high = wilson(hits.sum().item(), len(hits))
     seconds = mean(cell["seconds"] for cell in of_way.values())
+    cpu = ", ".join(sorted({cpus[cpu_of(cell["machine"])] for cell in of_way.values()}))
     sizes = ", ".join(str(size) for size in sorted({cell["size"] for cell in of_way.values()}))
     gap = ""
     if way != "vitral" and (both := sorted(of_way.keys() & ours.keys())):
@@ -216,12 +228,12 @@ def _row(way: str, of_way: dict[int, Cell], ours: dict[int, Cell]) -> str:
         gap = f"{100 * pair.difference:+.1f} ({100 * pair.low:+.1f} to {100 * pair.high:+.1f})"
     name = "**vitral**" if way == "vitral" else f"--tune {way}" if way in TUNED else way
     accuracy = f"{hits.double().mean():.1%} | {low:.1%} to {high:.1%}"
-    return f"{name} | {sizes} | {accuracy} | {seconds:.0f} | {len(of_way)} | {gap} |"
+    return f"{name} | {sizes} | {accuracy} | {seconds:.0f} | {len(of_way)} | {cpu} | {gap} |"
 
 
-def renew_page(text: str, tables: str) -> str:
-    """Return the page with these tables between its markers."""
-    return f"{text.split(START)[0]}{START}\n{tables}\n{END}{text.split(END)[1]}"
+def renew_page(text: str, table: str) -> str:
+    """Return the page with this table between its markers."""
+    return f"{text.split(START)[0]}{START}\n{table}\n{END}{text.split(END)[1]}"
 
 
 def main() -> None:
@@ -241,27 +253,33 @@ def main() -> None:
     cells = {key_of(cell): cell for cell in read_cells()}
     todo = itertools.product(options.seeds, options.minutes, sources, options.ways)
     for seed, minutes, name, way in todo if not options.table else ():
-        key, default = ((name, minutes, chosen, seed, cpu_of(machine)) for chosen in (way, "vitral"))
-        if sources[name] is None or key in cells:
+        key, default = ((name, minutes, chosen, seed) for chosen in (way, "vitral"))
+        if sources[name] is None:
+            continue
+        drop_other_cpus(cells, (name, minutes, seed), options.ways, cpu_of(machine))
+        if key in cells:
             continue
         if way == "scikit-learn" and default not in cells:
             parser.error(f"scikit-learn uses the image size of vitral, which {name} with seed {seed} does not have yet")
         os.environ["VITRAL_CACHE"] = str(options.work / "cache" / f"{time.time_ns()}")  # no cell profits from another
         data = write_subset(sources[name], options.work / f"{name}-{seed}", DATASETS[name], seed)
         if way == "scikit-learn":
-            result = run_scikit_learn(data, options.weights, cells[default]["size"])
+            size = cells[default]["size"]
+            before = (c for k, c in cells.items() if (k[0], *k[2:]) == (name, way, seed) and c["size"] == size)
+            measured = next((c for c in before if cpu_of(c["machine"]) == cpu_of(machine)), None)  # for another budget
+            result = measured or run_scikit_learn(data, options.weights, size)
         elif way == "script":
             result = run_script(data, options.weights, minutes)
         else:
             out = options.work / "runs" / f"{name}-{minutes:g}-{way}-{seed}-{time.time_ns()}"
             result = run_vitral(way, data, options.weights, out, minutes)
-        cells[key] = cell = dict(zip(KEY, key, strict=False)) | result | {"machine": machine}
+        cells[key] = cell = {**result, **dict(zip(KEY, key, strict=True)), "machine": machine}
         write_cells([*cells.values()])
         accuracy = as_tensor([cell]).double().mean()
         print(f"{name}, {minutes:g} min, {way}, seed {seed}: {accuracy:.1%}, {result['seconds']:.0f} s", flush=True)
-    tables = make_tables([*cells.values()])
-    PAGE.write_text(renew_page(PAGE.read_text(encoding="utf-8"), tables), encoding="utf-8")
-    print(tables)
+    table = make_table([*cells.values()])
+    PAGE.write_text(renew_page(PAGE.read_text(encoding="utf-8"), table), encoding="utf-8")
+    print(table)
 
 
 if __name__ == "__main__":
