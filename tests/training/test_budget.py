@@ -100,6 +100,21 @@ def test_enough_images_at_a_larger_side_are_preferred_to_more() -> None:
     assert most.train >= many.train
 
 
+def test_a_sample_that_is_large_enough_is_trained_on() -> None:
+    """Training on a few hundred images per class gains more than a probe of all images."""
+    large = replace(WORK, train=50_000, validation=5_000)
+    works = dict.fromkeys(WORKS, large)
+    budget = large.seconds(0.02 / 4, epochs=0) / PLANNED_SHARE  # a probe of everything at 112 pixels
+    plan = fit_plan(works, image_seconds=0.02, budget=1.01 * budget, classes=10, can_skip_training=True)
+    assert plan.is_trained
+    assert 200 * 10 <= plan.train < large.train
+    share, image = plan.train / large.train, 0.02 * (plan.side / 224) ** 2
+    sampled = replace(large, train=plan.train, validation=int(share * 5_000), test=plan.test, extra_views=0)
+    assert sampled.seconds(image) <= 1.02 * PLANNED_SHARE * budget  # the 300 images for novelty are not fewer
+    many = fit_plan(works, image_seconds=0.02, budget=1.01 * budget, classes=200, can_skip_training=True)
+    assert (many.side, many.train, many.is_trained) == (112, 50_000, False)
+
+
 def test_a_budget_that_is_far_too_short_still_has_images_of_every_class() -> None:
     plan = fit_plan(WORKS, image_seconds=5.0, budget=20, classes=10, can_skip_training=True)
     assert (plan.side, plan.train) == (MIN_SIDE, 20)

@@ -101,3 +101,13 @@ def test_loss_decides_between_models_of_nearly_equal_accuracy() -> None:
     )
     assert choose_model([weak, strong, outputs_of(wrong, labels)])[0] == 1
     assert choose_model([weak, outputs_of(wrong, labels), strong])[0] == 2
+
+
+def test_the_losses_of_very_few_images_do_not_replace_the_probe() -> None:
+    for images in (3, 9, 10):
+        labels = torch.arange(images) % 2
+        probe = torch.nn.functional.one_hot(labels, 2) * torch.linspace(0.5, 2, images)[:, None]
+        probe[0] *= -1  # the same mistake in both
+        better = probe.clone()
+        better[1:] *= 10
+        assert choose_model([outputs_of(probe, labels), outputs_of(better, labels)])[0] == (images >= 10)

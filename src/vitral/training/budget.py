@@ -27,8 +27,9 @@ MIN_TEST_IMAGES, MAX_TEST_FRACTION = 200, 0.5
 """A sample has at least so many test images, unless they would take more than this fraction of a budget."""
 MIN_SIDE, MIN_SIDE_STEP = 112, 12
 """Images are not made smaller than this side in pixels to fit a time budget, and in steps of at least so many."""
-MIN_PER_CLASS, ENOUGH_PER_CLASS = 2, 50
-"""Fewest training images per class, and the number beyond which larger images are worth more than more images."""
+MIN_PER_CLASS, ENOUGH_PER_CLASS, ENOUGH_TO_TRAIN = 2, 50, 200
+"""Fewest training images per class; the number beyond which a probe gains more from larger images than from more; the
+number of a sample that is worth training on, although a probe could use more images."""
 COMPARED_MODELS = 3
 """Models that are measured on the validation images before one is chosen."""
 MAX_PLAIN_IMAGES = 300
@@ -145,7 +146,7 @@ def fit_plan(
 
     `workloads` has the workload of each side that images may have, largest first. `image_seconds` is the time of a
     forward pass at the largest. It falls with the square of the side. With `can_skip_training` a linear probe
-    remains where training does not fit at any side.
+    remains where training fits at no side, not even on a sample that is worth it.
     """
     budget = max(PLANNED_SHARE * budget, 1.0)
     largest = next(iter(workloads))
@@ -167,14 +168,20 @@ def fit_plan(
                     return Plan(side=side, train=work.train, test=test, extra_views=extra_views, is_trained=is_trained)
         return None
 
-    if fitting := first_fitting(TRAINED_EPOCHS) or (first_fitting(0) if can_skip_training else None):
+    def sampled(epochs: float, enough: int) -> list[Plan]:
+        """Return the plans with as many images as fit, those with enough images per class first."""
+        plans: list[Plan] = []
+        for side in workloads:
+            work, image = with_sample(side, 0)
+            per_image = replace(work, test=0).seconds(image, epochs=epochs) / work.train  # with its share of validation
+            left = budget - work.test * work.test_cost * image
+            train = min(work.train, max(MIN_PER_CLASS * classes, int(left / per_image)))
+            plans.append(Plan(side=side, train=train, test=work.test, extra_views=0, is_trained=bool(epochs)))
+        return [plan for plan in plans if plan.train >= enough * classes] or plans[-1:]
+
+    if fitting := first_fitting(TRAINED_EPOCHS):
         return fitting
-    sampled: list[Plan] = []
-    epochs = 0 if can_skip_training else TRAINED_EPOCHS
-    for side in workloads:
-        work, image = with_sample(side, 0)
-        per_image = replace(work, test=0).seconds(image, epochs=epochs) / work.train  # with its share of the validation
-        left = budget - work.test * work.test_cost * image
-        train = min(work.train, max(MIN_PER_CLASS * classes, int(left / per_image)))
-        sampled.append(Plan(side=side, train=train, test=work.test, extra_views=0, is_trained=bool(epochs)))
-    return next((plan for plan in sampled if plan.train >= ENOUGH_PER_CLASS * classes), sampled[-1])
+    trained = sampled(TRAINED_EPOCHS, ENOUGH_TO_TRAIN if can_skip_training else ENOUGH_PER_CLASS)[0]
+    if not can_skip_training or trained.train >= ENOUGH_TO_TRAIN * classes:
+        return trained
+    return first_fitting(0) or sampled(0, ENOUGH_PER_CLASS)[0]

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MIN_RELATIVE_IMPROVEMENT = 1e-4
 """A smaller drop of the validation loss does not count as progress."""
+MIN_LOSSES = 10
+"""The losses of fewer images do not show which of two models is better."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,8 +60,9 @@ def choose_model(outputs: "Sequence[ModelOutputs]") -> tuple[int, str]:
     """Return the index of the best of several models on the same images, and the reason.
 
     The first is the simplest. Another replaces it if it classifies more images correctly. Within one standard error of
-    the paired difference the loss decides first, which is less noisy; it is that of calibrated probabilities. No model
-    is chosen that classifies fewer images correctly than the first.
+    the paired difference the loss decides first, which is less noisy; it is that of calibrated probabilities. On very
+    few images neither decides and the simpler model stays. No model is chosen that classifies fewer images correctly
+    than the first.
     """
     best, right, losses = 0, [int(output.correct.sum()) for output in outputs], [*map(calibrated_losses, outputs)]
     for index in range(1, len(outputs)):
@@ -70,6 +73,7 @@ def choose_model(outputs: "Sequence[ModelOutputs]") -> tuple[int, str]:
         if abs(gained - lost) <= sqrt(gained + lost):
             gain, standard_error = gaps.mean().item(), gaps.std(correction=0).item() / sqrt(max(1, len(gaps) - 1))
             is_better = gain > standard_error or (abs(gain) <= standard_error and gained > lost)
+            is_better = is_better and len(gaps) >= MIN_LOSSES
         else:
             is_better = gained > lost
         if is_better:
