@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from vitral.errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
+RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+"""Environment variable in which torchrun counts how often it has restarted the processes of this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def find_world(environment: Mapping[str, str] | None = None) -> World:
             "a lost process could not be replaced.",
             hint="Use torchrun --standalone, or --rdzv-backend c10d with --rdzv-endpoint and --rdzv-id.",
         )
-    restarts = sum(int(values.get(name, "0")) for name in ("TORCHELASTIC_RESTART_COUNT", "VITRAL_RESTARTS"))
+    restarts = sum(int(values.get(name, "0")) for name in (RESTART_COUNT, "VITRAL_RESTARTS"))
     return World(
         rank=rank,
         size=size,

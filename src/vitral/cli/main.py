@@ -175,7 +175,8 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def is_lost_process(error: Exception) -> bool:
     """Return whether torch.distributed lost another process, which reports its own failure."""
-    return "/gloo/" in str(error) or type(error).__name__ in ("DistBackendError", "DistNetworkError")
+    names = ("DistBackendError", "DistNetworkError", "DistStoreError")
+    return "/gloo/" in str(error) or type(error).__name__ in names
 
 
 def describe_lost_process() -> str:
