@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 TIMEOUT_VARIABLE, DEFAULT_TIMEOUT = "VITRAL_PROCESS_TIMEOUT", 600
 """A process that waits for another one longer than so many seconds fails, and with it the command."""
-RESPONSE_SECONDS = 3.0
+RESPONSE_SECONDS = 2.0
 """Time in which the processes report after one of them was lost."""
 
 
