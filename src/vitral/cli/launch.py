@@ -1,5 +1,6 @@
 """`--processes N`: run the same command in N processes of this machine, as torchrun --standalone does."""
 
+import logging
 import os
 import signal
 import sys
@@ -70,6 +71,9 @@ def _launch_once(processes: int, words: Sequence[str], name: str) -> tuple[int, 
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    for logger in list(logging.root.manager.loggerDict):
+        if logger.startswith("torch.distributed.elastic"):  # the processes print their errors themselves
+            logging.getLogger(logger).setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
