@@ -38,7 +38,7 @@ def sharding_table(result: dict[str, Any]) -> list[str]:
     for row in sorted(result["rows"], key=lambda row: row["one process"]):
         sizes = (f"{row[name] / 1e6:,.0f} MB" if name in row else "-" for name in ("one process", "ddp", "fsdp"))
         lines.append(f"| {row['model']} | {row['batch']} | {' | '.join(sizes)} | {row['fsdp ratio']:.2f} |")
-    return [*lines, "", "Growth of the largest process in a whole run, with so many images per step; the goal is 0.6."]
+    return [*lines, "", "`images` are those of a step over all processes; the goal of the last column is 0.6."]
 
 
 def scaling_table(result: dict[str, Any]) -> list[str]:
