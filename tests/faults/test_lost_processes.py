@@ -36,6 +36,19 @@ sys.argv[0] = "vitral"
 main()
 """
 
+STOP = """
+import os, signal, sys
+from vitral.training.tasks.classification import Classification
+original = Classification.measure
+def measure(self, *rest):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return original(self, *rest)
+Classification.measure = measure
+from vitral.cli.main import main
+sys.argv[0] = "vitral"
+main()
+"""
+
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -161,6 +174,21 @@ def test_a_killed_process_of_another_host_is_replaced(photos: Path, whole: Path,
     os.kill(pid, signal.SIGKILL)
     messages = [job.communicate(timeout=300)[1] for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], messages[host]
+    assert hash_weights(folder) == hash_weights(whole)
+
+
+@pytest.mark.soak
+def test_a_sharded_run_stopped_in_validation_resumes(photos: Path, whole: Path, tmp_path: Path) -> None:
+    """It starts with validation, whose tensors must not be in the way of the gradients after it."""
+    script, folder = tmp_path / "stop.py", tmp_path / "run"
+    script.write_text(STOP)
+    words = ["train", photos, *OPTIONS, "--steps", STEPS, "--parallel", "fsdp", "--out", folder]
+    _, err = start(*words, launcher=[*TORCHRUN, str(script)]).communicate(timeout=240)
+    loaded = load_state(folder / "state")
+    assert loaded is not None, err
+    assert loaded[0].is_unscored
+    done = run("train", "--resume", folder, launcher=TORCHRUN)
+    assert done.returncode == 0, done.stderr
     assert hash_weights(folder) == hash_weights(whole)
 
 
