@@ -122,6 +122,8 @@ def kill_and_resume(photos: Path, folder: Path, strategy: str, kills: int, chanc
         times.append(time.monotonic() - begin)
     _, err = job.communicate(timeout=300)
     assert job.returncode == 0, err
+    assert err.count(" was killed. Starting all processes again") == len(times)
+    assert "torch/distributed/elastic" not in err  # the launcher's own log
     return times
 
 
