@@ -1,6 +1,7 @@
 """Measure the peak memory and the traffic of training steps, and compare both with what `vitral plan` computes.
 
-    python -m benchmarks.memory --save          # about three minutes on 2 cores
+    python -m benchmarks.memory --save          # about seven minutes on 2 cores
+    python -m benchmarks.memory --models vit-l16
 
 Each case runs in processes of its own: one, or two that exchange gradients (ddp) or shards (fsdp) over gloo. The peak
 is the resident memory that Linux reports, less that of a process which has trained a tiny network. The traffic is
@@ -34,6 +35,7 @@ from vitral.scaling.communication import bytes_per_step
 from vitral.scaling.memory import Setup, estimate_memory
 
 STEPS, TIMEOUT = 2, 300
+KEY = ("model", "batch", "image_size", "parallel", "checkpointing", "attention", "precision")
 SMALL_TENSORS = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 """Environment in which freed tensors return to the system at once, so that resident memory is what tensors need."""
 
@@ -95,18 +97,20 @@ CASES = [
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--models", nargs="+", default=sorted({case.model for case in CASES}))
+    parser.add_argument("--parallel", nargs="+", default=["none", "ddp", "fsdp"])
     parser.add_argument("--save", action="store_true", help="write a dated JSON file to benchmarks/results")
     options = parser.parse_args()
     if options.worker:
         return work(Case(**json.loads(options.worker)))
     print("| model | batch | setting | measured | planned | error | sent | planned |")
     print("|---|---|---|---|---|---|---|---|")
-    rows = []
     for case in CASES:
-        rows.append(measure(case))
-        print(format_row(rows[-1]), flush=True)
-    if options.save:
-        save("memory", describe_machine(), rows)
+        if case.model in options.models and case.parallel in options.parallel:
+            row = measure(case)
+            print(format_row(row), flush=True)
+            if options.save:
+                save("memory", describe_machine(), [row], key=KEY)
     return None
 
 

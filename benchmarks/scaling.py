@@ -1,6 +1,6 @@
 """Measure weak and strong scaling of training: one process, then two that exchange gradients over gloo.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.scaling --save          # about two minutes on 2 cores
+    OMP_NUM_THREADS=1 python -m benchmarks.scaling --save          # about seven minutes on 2 cores
 
 Weak scaling keeps the batch of each process, strong scaling that of a step. Each process uses one thread, so that two
 processes have twice the cores of one. Candidates take turns, each in processes of its own, and the fastest turn counts.
@@ -45,17 +45,16 @@ def main() -> None:
         return work(options.worker[0], int(options.worker[1]))
     print("| model | batch | kind | 1 process, images/s | 2 processes | efficiency | predicted |")
     print("|---|---|---|---|---|---|---|")
-    rows = []
     for model, batch in CASES:
-        for row in measure(model, batch, options.turns):
-            rows.append(row)
+        rows = measure(model, batch, options.turns)
+        for row in rows:
             print(
                 f"| {model} | {batch} | {row['kind']} | {row['one']:.1f} | {row['two']:.1f} | "
                 f"{100 * row['efficiency']:.0f}% | {100 * row['predicted']:.0f}% |",
                 flush=True,
             )
-    if options.save:
-        save("scaling", describe_machine(), rows)
+        if options.save:
+            save("scaling", describe_machine(), rows, key=("model", "batch", "kind"))
     return None
 
 

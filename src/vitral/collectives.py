@@ -7,19 +7,23 @@ single process imports no torch for it.
 import atexit
 import os
 import sys
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
+from uuid import uuid4
 
-from vitral.devices import World, find_world
+from vitral.devices import RESTART_COUNT, World, find_world
+from vitral.errors import VitralError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.distributed import Store
 
 Value = TypeVar("Value")
 TIMEOUT_VARIABLE, DEFAULT_TIMEOUT = "VITRAL_PROCESS_TIMEOUT", 600
 """A process that waits for another one longer than so many seconds fails, and with it the command."""
-RESPONSE_SECONDS = 5.0
+RESPONSE_SECONDS = 2.0
 """Time in which the processes report after one of them was lost."""
 
 
@@ -35,9 +39,45 @@ def join_world() -> World:
     if has_cuda:
         torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
     seconds = float(os.environ.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT))
-    dist.init_process_group(world.backend(has_cuda=has_cuda), timeout=timedelta(seconds=seconds))
+    timeout = timedelta(seconds=seconds)
+    store, *_ = next(dist.rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    attempts = store.add("vitral/attempts", 1) - 1 if world.is_first else 0
+    dist.init_process_group(
+        world.backend(has_cuda=has_cuda),
+        store=dist.PrefixStore(_name_attempt(store, world, seconds), store),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timeout,
+    )
     atexit.register(dist.destroy_process_group)
-    return world
+    # The launcher of each machine counts only the restarts that it caused itself.
+    os.environ[RESTART_COUNT] = str(max(gather(max(attempts, int(os.environ.get(RESTART_COUNT, "0"))))))
+    return find_world()
+
+
+def _name_attempt(store: "Store", world: World, seconds: float) -> str:
+    """Return a name that all processes of this start share, and no process of an earlier one had.
+
+    torchrun keeps its store when it starts the processes again. Without another prefix for the keys, a process could
+    find the address of a dead one there and connect to it.
+    """
+    token = uuid4().hex
+    if not world.is_first:
+        store.set(f"vitral/token/{world.rank}", token)
+        name = store.get(f"vitral/name/{token}").decode()  # waits for the first process of the same start
+        store.set(f"{name}/present/{world.rank}", "")
+        return name
+    name, missing, deadline = f"vitral/start/{token}", [*range(1, world.size)], time.monotonic() + seconds
+    while missing:
+        for rank in missing:
+            if store.check([f"vitral/token/{rank}"]):  # perhaps still the token of a dead process
+                store.set(f"vitral/name/{store.get(f'vitral/token/{rank}').decode()}", name)
+        missing = [rank for rank in missing if not store.check([f"{name}/present/{rank}"])]
+        if missing and time.monotonic() > deadline:
+            raise VitralError(f"Process {missing[0]} did not start within {seconds:g} seconds.")
+        time.sleep(0.01 if missing else 0)
+    return name
 
 
 def current_world() -> World:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from vitral.errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
+RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+"""Environment variable in which torchrun counts how often it has restarted the processes of this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def find_world(environment: Mapping[str, str] | None = None) -> World:
             "a lost process could not be replaced.",
             hint="Use torchrun --standalone, or --rdzv-backend c10d with --rdzv-endpoint and --rdzv-id.",
         )
-    restarts = sum(int(values.get(name, "0")) for name in ("TORCHELASTIC_RESTART_COUNT", "VITRAL_RESTARTS"))
+    restarts = sum(int(values.get(name, "0")) for name in (RESTART_COUNT, "VITRAL_RESTARTS"))
     return World(
         rank=rank,
         size=size,
@@ -142,10 +144,11 @@ def available_cores() -> int:
     return min(cores, int(limit)) if limit.isdigit() and int(limit) else cores
 
 
-def keep_freed_memory() -> bool:
+def keep_freed_memory(*, below: int = 2**30) -> bool:
     """Let this process keep up to 1 GiB of freed memory. Return whether the platform supports it.
 
     Every training step allocates the same large tensors again, and new pages from Linux cost up to a tenth of its time.
+    Tensors of `below` bytes or more return to the system at once, and leave no holes.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -154,7 +157,7 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     trim_threshold, top_pad, mmap_threshold = -1, -2, -3
-    options = ((mmap_threshold, 2**30), (trim_threshold, 2**30), (top_pad, 2**26))
+    options = ((mmap_threshold, below), (trim_threshold, max(below, 2**26)), (top_pad, 2**26))
     results = [set_option(name, value) for name, value in options]
     return all(results)
 

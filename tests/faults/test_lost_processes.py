@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.reference_weights import hash_weights, write_folder
 from tests.faults.figures import record
-from tests.training.test_parallel import ENVIRONMENT, NETWORK, RANDOM, SETTINGS, TORCHRUN, run
+from tests.training.test_parallel import ENVIRONMENT, NETWORK, RANDOM, SETTINGS, TORCHRUN, free_port, run
 from vitral.training.state import load_state
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc and sends POSIX signals")
@@ -31,6 +31,19 @@ def loss(self, outputs, *rest):
     value = original(self, outputs, *rest)
     return value * float("nan") if os.environ["RANK"] == "1" and self.calls == 3 else value
 Classification.loss = loss
+from vitral.cli.main import main
+sys.argv[0] = "vitral"
+main()
+"""
+
+STOP = """
+import os, signal, sys
+from vitral.training.tasks.classification import Classification
+original = Classification.measure
+def measure(self, *rest):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return original(self, *rest)
+Classification.measure = measure
 from vitral.cli.main import main
 sys.argv[0] = "vitral"
 main()
@@ -109,6 +122,8 @@ def kill_and_resume(photos: Path, folder: Path, strategy: str, kills: int, chanc
         times.append(time.monotonic() - begin)
     _, err = job.communicate(timeout=300)
     assert job.returncode == 0, err
+    assert err.count(" was killed. Starting all processes again") == len(times)
+    assert "torch/distributed/elastic" not in err  # the launcher's own log
     return times
 
 
@@ -145,10 +160,44 @@ def test_torchrun_restarts_and_the_run_resumes(photos: Path, whole: Path, tmp_pa
     assert hash_weights(folder) == hash_weights(whole)
 
 
+@pytest.mark.soak
+def test_a_killed_process_of_another_host_is_replaced(photos: Path, whole: Path, tmp_path: Path) -> None:
+    """Only the launcher of its host counts that as a restart, but the processes of both resume the run."""
+    folder, endpoint, jobs = tmp_path / "run", f"127.0.0.1:{free_port()}", list[subprocess.Popen[str]]()
+    for host in (0, 1):
+        launcher = [*TORCHRUN[:3], "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2"]
+        launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "flowers"]
+        launcher += ["--rdzv-conf", f"is_host={int(host == 0)}", "-m", "vitral"]
+        words = ["train", photos, *OPTIONS, "--steps", STEPS, "--out", folder]
+        jobs.append(start(*words, launcher=launcher))
+    wait_for_steps(jobs[0], folder, 20)
+    ranks = {rank: (host, pid) for host, job in enumerate(jobs) for rank, pid in find_ranks(job.pid).items()}
+    host, pid = ranks[1]  # the first process writes the run folder
+    os.kill(pid, signal.SIGKILL)
+    messages = [job.communicate(timeout=300)[1] for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], messages[host]
+    assert hash_weights(folder) == hash_weights(whole)
+
+
+@pytest.mark.soak
+def test_a_sharded_run_stopped_in_validation_resumes(photos: Path, whole: Path, tmp_path: Path) -> None:
+    """It starts with validation, whose tensors must not be in the way of the gradients after it."""
+    script, folder = tmp_path / "stop.py", tmp_path / "run"
+    script.write_text(STOP)
+    words = ["train", photos, *OPTIONS, "--steps", STEPS, "--parallel", "fsdp", "--out", folder]
+    _, err = start(*words, launcher=[*TORCHRUN, str(script)]).communicate(timeout=240)
+    loaded = load_state(folder / "state")
+    assert loaded is not None, err
+    assert loaded[0].is_unscored
+    done = run("train", "--resume", folder, launcher=TORCHRUN)
+    assert done.returncode == 0, done.stderr
+    assert hash_weights(folder) == hash_weights(whole)
+
+
 def freeze(frozen: int, photos: Path, folder: Path) -> float:
     """Freeze a process of a run with a timeout of 8 s. Return the seconds until the command ended."""
     launcher = [*TORCHRUN, "-m", "vitral"]
-    words = ["train", photos, *OPTIONS, "--steps", "100000", "--parallel", "fsdp", "--out", folder]
+    words = ["train", photos, *OPTIONS, "--steps", "4000", "--parallel", "fsdp", "--out", folder]
     job = start(*words, launcher=launcher, VITRAL_PROCESS_TIMEOUT="8")
     wait_for_steps(job, folder, 5)
     os.kill(find_ranks(job.pid)[frozen], signal.SIGSTOP)

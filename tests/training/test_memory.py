@@ -104,3 +104,54 @@ def test_freed_memory_between_tensors_is_released() -> None:
     megabytes, are_intact = done.stdout.split()
     assert int(megabytes) > 150  # of two hundred
     assert are_intact == "True"
+
+
+RETURN = """
+import torch
+from vitral.devices import keep_freed_memory
+
+def resident():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+assert keep_freed_memory(below=2**20)
+tensors = [torch.ones(2**18) for _ in range(400)]  # a megabyte each
+before = resident()
+tensors = tensors[::2]
+print((before - resident()) // 1024)
+"""
+PARTS = """
+import sys
+from pathlib import Path
+import torch
+from safetensors.torch import save_file
+from vitral.weights.formats.safetensors import open_safetensors
+
+def mapped():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("RssFile"))
+
+path = Path(sys.argv[1]) / "file.safetensors"
+save_file({f"{number:02d}": torch.full((2, 2**19), float(number)) for number in range(24)}, path)
+file, before, most, parts = open_safetensors(path), mapped(), 0, {}
+for name in sorted(file.shapes):
+    parts[name] = file.read(name)[1].clone()
+    most = max(most, mapped() - before)
+print(most // 1024, all(bool((part == int(name)).all()) for name, part in parts.items()))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_large_tensors_of_a_sharded_run_return_at_once() -> None:
+    done = subprocess.run([sys.executable, "-c", RETURN], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 190  # of two hundred megabytes
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_parts_of_a_file_do_not_keep_all_of_it_in_memory(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", PARTS, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    megabytes, are_right = done.stdout.split()
+    assert int(megabytes) < 40  # of 96
+    assert are_right == "True"

@@ -1,8 +1,10 @@
 """`--processes N`: run the same command in N processes of this machine, as torchrun --standalone does."""
 
+import logging
 import os
 import signal
 import sys
+import time
 import uuid
 from collections.abc import Sequence
 
@@ -57,11 +59,13 @@ def launch(processes: int, words: Sequence[str], *, max_restarts: int) -> int:
     while True:
         os.environ["VITRAL_RESTARTS"] = str(attempt)
         code, killed = _launch_once(processes, words, name)
-        if killed is None or attempt == max_restarts:
+        if killed is None:
             return code
         attempt += 1
-        text = f"vitral: Process {killed} was killed. Starting all processes again ({attempt} of {max_restarts})."
-        print(text, file=sys.stderr, flush=True)
+        again = f" Starting all processes again ({attempt} of {max_restarts})." if attempt <= max_restarts else ""
+        print(f"vitral: Process {killed} was killed.{again}", file=sys.stderr, flush=True)
+        if not again:
+            return code
 
 
 def _launch_once(processes: int, words: Sequence[str], name: str) -> tuple[int, int | None]:
@@ -70,6 +74,9 @@ def _launch_once(processes: int, words: Sequence[str], name: str) -> tuple[int, 
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    for logger in list(logging.root.manager.loggerDict):
+        if logger.startswith("torch.distributed.elastic"):  # the processes print their errors themselves
+            logging.getLogger(logger).setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -84,10 +91,20 @@ def _launch_once(processes: int, words: Sequence[str], name: str) -> tuple[int, 
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in sorted(error.failures.items())}
         killed = next((rank for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM), None)
-        return next((code for code in codes.values() if code > 0), 1), killed
+        failed = {rank: code for rank, code in codes.items() if code > 0}
+        if failed and 0 not in failed and killed is None:  # the first process has printed nothing
+            text = ", ".join(f"process {rank} failed with exit code {code}" for rank, code in failed.items())
+            print(f"vitral: {text}.", file=sys.stderr, flush=True)
+        return next(iter(failed.values()), 1), killed
     except SignalException as error:
         return 128 + error.sigval, None
     return 0, None
+
+
+def let_first_print() -> None:
+    """Wait a second in a silenced process, because the launcher ends all processes as soon as one fails."""
+    if os.environ.get("RANK", "0") != "0" and sys.stderr is not sys.__stderr__:
+        time.sleep(1)
 
 
 def silence_other_ranks() -> None:

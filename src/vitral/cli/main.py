@@ -20,7 +20,7 @@ from cyclopts.exceptions import CycloptsError, UnusedCliTokensError
 
 from vitral import __version__
 from vitral.cli.help import PlainHelp, examples
-from vitral.cli.launch import silence_other_ranks
+from vitral.cli.launch import let_first_print, silence_other_ranks
 from vitral.errors import VitralError
 from vitral.files import printable
 
@@ -175,7 +175,8 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def is_lost_process(error: Exception) -> bool:
     """Return whether torch.distributed lost another process, which reports its own failure."""
-    return "/gloo/" in str(error) or type(error).__name__ in ("DistBackendError", "DistNetworkError")
+    names = ("DistBackendError", "DistNetworkError", "DistStoreError")
+    return "/gloo/" in str(error) or type(error).__name__ in names
 
 
 def describe_lost_process() -> str:
@@ -235,4 +236,5 @@ def _exit(code: int, message: str, debug: bool, error: Exception | None) -> NoRe
         raise error
     if sys.stderr is not None:
         print(f"vitral: {chr(10).join(map(printable, message.split(chr(10))))}", file=sys.stderr)
+    let_first_print()
     sys.exit(code)

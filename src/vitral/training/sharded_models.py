@@ -8,10 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from vitral.collectives import from_first
+from vitral.devices import keep_freed_memory
 from vitral.model.network import Config, Network
 from vitral.training.config import ResolvedConfig
 from vitral.training.parallel import only_first
-from vitral.training.sharding import fill_shards, initialize_shards, is_sharded, keep_rows, shard_like, whole
+from vitral.training.sharding import (
+    LARGE_TENSOR,
+    fill_shards,
+    initialize_shards,
+    is_sharded,
+    keep_rows,
+    shard_like,
+    whole,
+)
 from vitral.training.state_files import open_tensors
 from vitral.weights.checkpoint import Checkpoint
 from vitral.weights.dialects.native import write_in_turn
@@ -40,6 +49,7 @@ def load_shards(source: str | Path, settings: ResolvedConfig, **overrides: Any) 
     def keep(tensor: Tensor) -> Tensor:
         return keep_rows(tensor.float() if tensor.is_floating_point() else tensor)
 
+    keep_freed_memory(below=LARGE_TENSOR)
     checkpoint, parts = load_in_parts(source, keep, **overrides)
     model = checkpoint.model
     buffers = {name for name, _ in model.named_buffers()}

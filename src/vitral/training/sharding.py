@@ -16,12 +16,15 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from vitral.collectives import current_world
+from vitral.devices import keep_freed_memory
 from vitral.errors import ConfigError
 from vitral.model.block import Block
 from vitral.model.network import Network
 from vitral.training.config import ResolvedConfig
 
 Result = TypeVar("Result")
+LARGE_TENSOR = 2**20
+"""Bytes of tensors that return to the system when they are freed: gathered blocks leave holes as large as the model."""
 
 
 class Root(nn.Module):
@@ -108,6 +111,21 @@ def shard_model(model: Network, config: ResolvedConfig) -> None:
     root = Root(model, config.precision if is_low else "float32")
     _shard(root, config)
     _ROOTS[model] = root
+    if not any(parameter.is_meta for parameter in root.parameters()):
+        _gather_once(root)
+
+
+def _gather_once(root: Root) -> None:
+    """Gather each part once, which makes the tensors for it.
+
+    Those that a first pass in inference mode makes could not be used for gradients later.
+    """
+    with torch.inference_mode(False):
+        root(lambda: None)
+        for module in root.modules():
+            if isinstance(module, FSDPModule):
+                module.unshard()
+                module.reshard()
 
 
 def initialize_shards(model: Network, config: ResolvedConfig) -> Network:
@@ -116,6 +134,7 @@ def initialize_shards(model: Network, config: ResolvedConfig) -> Network:
     Layers draw their random numbers in the order in which `build` creates them, so that the values are the same.
     """
     check_shardable(config)
+    keep_freed_memory(below=LARGE_TENSOR)
     blocks = {id(block) for block in model.blocks}
     for module in _in_order_of_creation(model):
         if any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False)):
@@ -141,6 +160,7 @@ def fill_shards(model: Network, config: ResolvedConfig, values: Mapping[str, Ten
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             local(tensor).copy_(values[name])
+    _gather_once(_ROOTS[model])
     return model
 
 

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ class Piece(NamedTuple):
 
     first: int
     stop: int
-    slice: Any
+    read: Callable[[int, int], Tensor]
     """Reads rows of the file."""
 
 
@@ -59,7 +60,7 @@ class SavedTensor:
             return tensor if rows is None else tensor[rows]
         start, stop = (0, self.shape[0]) if rows is None else (rows.start, rows.stop)
         parts = [
-            piece.slice[max(start, piece.first) - piece.first : min(stop, piece.stop) - piece.first]
+            piece.read(max(start, piece.first) - piece.first, min(stop, piece.stop) - piece.first)
             for piece in self.pieces
             if max(start, piece.first) < min(stop, piece.stop)
         ]
@@ -127,16 +128,24 @@ def open_tensors(folder: Path, names: Sequence[str]) -> dict[str, SavedTensor]:
             part = handle.get_slice(name)
             shape, dtype = torch.Size(part.get_shape()), _DTYPES[part.get_dtype()]
             if name not in rows:
-                wholes[name] = SavedTensor(shape=shape, dtype=dtype, read_all=_reader(handle, name))
+                wholes[name] = SavedTensor(shape=shape, dtype=dtype, read_all=partial(_read, folder / file_name, name))
                 continue
             first, count = rows[name]
             whole_shape = torch.Size((count, *shape[1:]))
-            pieces.setdefault(name, []).append((Piece(first, first + shape[0], part), count, whole_shape, dtype))
+            piece = Piece(first, first + shape[0], partial(_read_rows, folder / file_name, name))
+            pieces.setdefault(name, []).append((piece, count, whole_shape, dtype))
     return wholes | {name: _join(name, parts) for name, parts in pieces.items()}
 
 
-def _reader(handle: safe_open, name: str) -> Callable[[], Tensor]:
-    return lambda: handle.get_tensor(name)  # pyright: ignore
+def _read(path: Path, name: str) -> Tensor:
+    """Return a tensor in a memory map of its own, so that the process has no more of the file in memory."""
+    with safe_open(path, framework="pt", device="cpu") as handle:
+        return handle.get_tensor(name)
+
+
+def _read_rows(path: Path, name: str, start: int, stop: int) -> Tensor:
+    with safe_open(path, framework="pt", device="cpu") as handle:
+        return handle.get_slice(name)[start:stop]
 
 
 def _join(name: str, parts: list[tuple[Piece, int, torch.Size, torch.dtype]]) -> SavedTensor:

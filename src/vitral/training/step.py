@@ -20,7 +20,7 @@ from vitral.model.noise import mix, noise_of
 from vitral.training.config import ResolvedConfig
 from vitral.training.gradients import add_up_gradients, clip_gradients
 from vitral.training.optimizer import Optimizer
-from vitral.training.sharding import copy_values, is_sharded, local, root_of, shard_model
+from vitral.training.sharding import LARGE_TENSOR, copy_values, is_sharded, local, root_of, shard_model
 from vitral.training.state import TrainState
 from vitral.training.state_files import SavedTensor, read_into
 from vitral.training.tuning import choose_parameters
@@ -54,10 +54,10 @@ class Learner:
         choose_parameters(model, config.tune)
         if root_of(model) is None:
             model.to(self.device)
-        if self.device.type == "cpu":
-            keep_freed_memory()
-        model.gradient_checkpointing = config.gradient_checkpointing
         self.is_sharded = is_sharded(config)
+        if self.device.type == "cpu":
+            keep_freed_memory(below=LARGE_TENSOR if self.is_sharded else 2**30)
+        model.gradient_checkpointing = config.gradient_checkpointing
         if self.is_sharded:
             shard_model(model, config)
         self.optimizer = Optimizer(model, config.optim, extra=task.extra)

@@ -2,28 +2,28 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, zip_longest
-from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 from torch import Tensor
 
-from vitral.collectives import current_world
+from vitral.collectives import from_first
 from vitral.data.contact_sheet import CELL
 from vitral.data.dataset import Item
-from vitral.data.headers import BadImageError
+from vitral.data.headers import BadImageError, Pixels
 from vitral.data.transforms import normalize, preprocess_image
 from vitral.errors import first_line
 from vitral.evaluation.results import join_labels
-from vitral.inference.loaded_model import LoadedModel, load_model
+from vitral.inference.loaded_model import LoadedModel
 from vitral.inference.pipeline import ModelOutputs
 from vitral.inspection.class_relevance import relevance
 from vitral.inspection.overlays import covered_part, heat
 from vitral.inspection.traversal import patch_pixels
 from vitral.model.vit import ViT
 from vitral.runs import Run
+from vitral.training.sharding import root_of, run_with
 
 MAX_TYPICAL = 120
 """So that 1,000 classes do not make a huge report."""
@@ -55,12 +55,12 @@ def draw_relevance(
     A large model on a CPU gets fewer overlays instead of a late report. A failure goes to the log, never to the run.
     """
     try:
-        if _is_sharded(loaded.model):
-            if not current_world().is_first:
-                return
-            loaded = load_model(run.folder, device=str(loaded.device))  # a process alone needs all weights
         if isinstance(loaded.model, ViT):
-            _draw(loaded, loaded.model, run, report, items, seconds)
+            overlays = _overlays(loaded, loaded.model, run, report, items, seconds)
+            if root_of(loaded.model) is not None:  # all processes compute all of them together
+                overlays = list(overlays)
+            for file, overlay in overlays:
+                Image.fromarray(overlay).save(run.plots / file)
     except Exception as error:
         run.add_log(f"relevance was not drawn: {type(error).__name__}: {first_line(error)}")
 
@@ -74,31 +74,28 @@ def relevance_files(report: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[st
     yield from (pair for pair in chain.from_iterable(zip_longest(*by_kind)) if pair is not None)
 
 
-def _draw(
+def _overlays(
     loaded: LoadedModel, model: ViT, run: Run, report: Mapping[str, Any], items: Mapping[str, Item], seconds: float
-) -> None:
+) -> Iterator[tuple[str, Pixels]]:
     end = time.perf_counter() + seconds
     for file, row in relevance_files(report):
-        if time.perf_counter() > end:
-            run.add_log(f"relevance: stopped after {seconds:.0f} s, before {file}")
-            return
-        try:
+        image: Tensor | None = None
+        is_late = time.perf_counter() > end
+        with suppress(BadImageError):  # it was readable a moment ago; the report can do without
             content = items[row["key"]].source.read()
             image = preprocess_image(content, loaded.preprocess, patch=model.config.step_hw)
-        except BadImageError:  # it was readable a moment ago; the report can do without
-            continue
-        _draw_overlay(loaded, model, image, row["prediction"], run.plots / file)
+        if root_of(model) is not None:
+            is_late, image = from_first((is_late, image))
+        if is_late:
+            run.add_log(f"relevance: stopped after {seconds:.0f} s, before {file}")
+            return
+        if image is not None:
+            yield file, _overlay(loaded, model, image, row["prediction"])
 
 
-def _draw_overlay(loaded: LoadedModel, model: ViT, image: Tensor, label: str, path: Path) -> None:
+def _overlay(loaded: LoadedModel, model: ViT, image: Tensor, label: str) -> Pixels:
     inputs = normalize(image[None].to(loaded.device), loaded.preprocess)
-    maps = relevance(model, inputs, [loaded.labels.index(label)])
+    maps = run_with(model, relevance, model, inputs, [loaded.labels.index(label)])
     pixels, map = image.permute(1, 2, 0).numpy(), maps[0].cpu().numpy()
     covered = covered_part((pixels.shape[0], pixels.shape[1]), (map.shape[0], map.shape[1]), patch_pixels(model.config))
-    overlay = heat(pixels, map, CELL, covered)
-    Image.fromarray(overlay).save(path)
-
-
-def _is_sharded(model: torch.nn.Module) -> bool:
-    """Return whether the weights are split between processes, which run forward passes together only."""
-    return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
+    return heat(pixels, map, CELL, covered)

@@ -213,9 +213,13 @@ def _topic(sentence: str) -> str:
 
 def checksum(state: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of all tensors in the order of names: name, dtype, shape, values."""
+    return _checksum_of((name, state[name]) for name in sorted(state))
+
+
+def _checksum_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
     digest = hashlib.sha256()
-    for name in sorted(state):
-        _add_to_checksum(digest, name, state[name].contiguous())
+    for name, tensor in tensors:
+        _add_to_checksum(digest, name, tensor.contiguous())
     return digest.hexdigest()
 
 
@@ -232,7 +236,8 @@ def is_finite(tensor: Tensor) -> bool:
 
 def has_valid_checksum(file: TensorFile) -> bool:
     """Return whether the tensors match the checksum that was written with them."""
-    return checksum({name: file.read(name) for name in file.shapes}) == read_metadata(file).get("sha256")
+    tensors = ((name, file.read(name)) for name in sorted(file.shapes))
+    return _checksum_of(tensors) == read_metadata(file).get("sha256")
 
 
 def verify_file(file: TensorFile, *, once: bool = False) -> None:

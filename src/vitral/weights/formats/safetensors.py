@@ -13,19 +13,27 @@ from vitral.errors import WeightsError
 from vitral.files import atomic_path
 from vitral.weights.formats.tensor_file import TensorFile
 
+_MAPPED_BYTES = 2**24
+"""Bytes that are read through one memory map. A caller that keeps parts of the tensors has no more of it in memory."""
+
 
 def open_safetensors(path: Path) -> TensorFile:
     """Return the tensors of a safetensors file, or raise WeightsError if its header is damaged."""
     try:
-        handle = safe_open(path, framework="pt", device="cpu")
+        handle, size = safe_open(path, framework="pt", device="cpu"), 0
         shapes = {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118
     except SafetensorError as error:
         problem = f"{path} is a damaged or truncated safetensors file: {error}."
         raise WeightsError(problem, hint="Download or copy it again.") from error
 
     def read(name: str) -> Tensor:
+        nonlocal handle, size
         try:
-            return handle.get_tensor(name)
+            if size > _MAPPED_BYTES:
+                handle, size = safe_open(path, framework="pt", device="cpu"), 0
+            tensor = handle.get_tensor(name)
+            size += tensor.nbytes
+            return tensor
         except (SafetensorError, RuntimeError, OSError) as error:
             raise WeightsError(f"{path}: cannot read tensor {name!r}: {error}.") from error
 
