@@ -31,6 +31,10 @@ class Metrics:
         self.dropped = Counter(
             "vitral_dropped_images", "Images whose client left or whose deadline passed.", registry=registry
         )
+        self.unread = Gauge("vitral_unread_bytes", "Bytes of responses that clients have not read.", registry=registry)
+        self.stuck = Counter(
+            "vitral_stuck_connections", "Connections closed because the client did not read.", registry=registry
+        )
         self.restarts = Counter(
             "vitral_worker_restarts", "Workers that ended and were started again.", registry=registry
         )
