@@ -167,3 +167,21 @@ def test_token_and_models(browser: Browser, images: list[Path]) -> None:
         page.wait_for_function("document.title.includes('second')")
         page.locator("#bars li").first.wait_for()
         context.close()
+
+
+def test_late_response_of_another_model_is_not_shown(browser: Browser, images: list[Path]) -> None:
+    with running({"first": "vit-cifar10", "second": "vit-cifar10"}) as server:
+        visit = Visit(browser, server)
+        page, held = visit.page, []
+        page.route("**/api/predict?model=first", held.append)
+        page.set_input_files("#files", str(images[0]))
+        page.locator("#result-title", has_text="Looking").wait_for()
+        page.select_option("#model", "second")
+        page.locator("#bars li").first.wait_for()
+        label = page.locator("#result-title").inner_text()
+        row = {"label": "late", "probability": 1.0, "top": [{"label": "late", "probability": 1.0}]}
+        with page.expect_response("**/api/predict?model=first"):
+            held[0].fulfill(json={"predictions": [row]})
+        page.wait_for_function("document.getElementById('status').textContent === ''")
+        assert page.locator("#result-title").inner_text() == label
+        visit.check()

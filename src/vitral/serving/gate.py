@@ -184,7 +184,8 @@ def _with_security(
         added = [(name, value) for name, value in added if name != b"cross-origin-resource-policy"]
         added += [(b"access-control-allow-origin", origin[0].encode("latin-1")), (b"vary", b"Origin")]
         added += [(b"access-control-allow-headers", b"authorization, content-type")]
-        added += [(b"access-control-allow-methods", b"GET, POST"), (b"cross-origin-resource-policy", b"cross-origin")]
+        added += [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-expose-headers", b"Retry-After")]
+        added += [(b"access-control-max-age", b"600"), (b"cross-origin-resource-policy", b"cross-origin")]
     return [*headers, *added]
 
 
