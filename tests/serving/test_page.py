@@ -167,7 +167,7 @@ def test_token_and_models(browser: Browser, images: list[Path]) -> None:
         page.set_input_files("#files", str(images[0]))
         page.locator("#bars li").first.wait_for()
         page.select_option("#model", "second")
-        page.wait_for_function("document.title.includes('second')")
+        page.wait_for_function("() => document.title.includes('second')")
         page.locator("#bars li").first.wait_for()
         context.close()
 
@@ -185,6 +185,6 @@ def test_late_response_of_another_model_is_not_shown(browser: Browser, images: l
         row = {"label": "late", "probability": 1.0, "top": [{"label": "late", "probability": 1.0}]}
         with page.expect_response(FIRST):
             held[0].fulfill(json={"predictions": [row]})
-        page.wait_for_function("document.getElementById('status').textContent === ''")
+        page.wait_for_function("() => document.getElementById('status').textContent === ''")
         assert page.locator("#result-title").inner_text() == label
         visit.check()
