@@ -32,7 +32,16 @@ def test_api_conforms_to_its_schema_for_long(server: RunningServer, tmp_path: Pa
 def run_schemathesis(server: RunningServer, folder: Path, examples: int) -> str:
     """Return what schemathesis printed."""
     command = [str(Path(sys.executable).with_name("schemathesis")), "run", f"{server.url}/openapi.json"]
-    command += ["--checks", CHECKS, "--max-examples", str(examples), "--seed", "1", "--phases", "examples,coverage,fuzzing"]
+    command += [
+        "--checks",
+        CHECKS,
+        "--max-examples",
+        str(examples),
+        "--seed",
+        "1",
+        "--phases",
+        "examples,coverage,fuzzing",
+    ]
     command += ["--no-color", "--generation-database", "none", "--suppress-health-check", "all"]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]

@@ -23,6 +23,9 @@ class Metrics:
             registry=registry,
         )
         self.batch_size = Histogram("vitral_batch_size", "Images per batch.", buckets=SIZES, registry=registry)
+        self.computing = Counter(
+            "vitral_compute_seconds", "Seconds that workers computed batches.", ("model",), registry=registry
+        )
         self.queue = Gauge("vitral_queue_images", "Images that wait for a worker.", ("model",), registry=registry)
         self.pending = Gauge("vitral_pending_images", "Images without a result.", ("model",), registry=registry)
         self.workers = Gauge("vitral_workers", "Workers that are ready.", ("model",), registry=registry)
