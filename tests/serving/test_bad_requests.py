@@ -384,6 +384,18 @@ def test_bad_http(server: RunningServer) -> None:
     assert server.exchange(b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n").status == 200
 
 
+def test_no_request_hides_in_the_body_of_another(server: RunningServer) -> None:
+    """With two lengths, a proxy and the server could disagree on where the next request starts."""
+    before = server.metric('vitral_requests_total{route="/healthz",status="200"}')
+    start = request(b"", "Content-Length: 5", "Transfer-Encoding: chunked")
+    response = server.exchange(start + b"0\r\n\r\n" + request(method="GET", path="/healthz"))
+    assert (response.status, response.code, response.closes) == (400, "bad_request", True)
+    assert server.metric('vitral_requests_total{route="/healthz",status="200"}') == before
+    two = ["Content-Length: 5", "Content-Length: 6"]
+    for lengths in (two, ["Content-Length: +5"], ["Transfer-Encoding: xchunked"]):
+        assert server.exchange(request(b"", *lengths) + b"0\r\n\r\n").status == 400
+
+
 def test_client_leaves(server: RunningServer) -> None:
     """Images of clients that left are dropped from the queue and counted."""
     with running(max_queue=64, max_per_client=64) as slow:

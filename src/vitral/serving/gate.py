@@ -130,7 +130,11 @@ class Gate:
 
 
 def _check_length(headers: list[tuple[bytes, bytes]], limit: int) -> None:
-    for value in _values(headers, b"content-length"):
+    """Refuse bodies that are too long, and those whose end a proxy in front may see elsewhere."""
+    lengths = _values(headers, b"content-length")
+    if lengths and _values(headers, b"transfer-encoding"):
+        raise RequestError(400, "bad_request", "A request has either a Content-Length or a Transfer-Encoding.")
+    for value in lengths:
         if value.isdigit() and int(value[:20]) > limit:
             raise RequestError(413, "too_large", f"The body may have at most {limit} bytes.")
 
