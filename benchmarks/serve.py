@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,7 +34,7 @@ from PIL import Image
 
 import vitral
 from benchmarks.peers import in_transformers, randomize, repair_torchvision
-from benchmarks.timing import describe_machine, save
+from benchmarks.timing import describe_machine, save, undisturbed
 
 SERVERS = ("vitral", "vitral float32", "pipeline", "litserve")
 BATCH = 16
@@ -280,12 +281,13 @@ def compare(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
             about_model: dict[str, Any] = {}
             with running(name, folder, "--max-per-client", "64") as url:
                 load(url, folder, options.clients, 2)
-                results = {name: load(url, folder, options.clients, options.seconds)}
+                results = {name: undisturbed(partial(load, url, folder, options.clients, options.seconds))}
                 if name.startswith("vitral"):
-                    results[f"{name}, {2 * BATCH} clients"] = load(url, folder, 2 * BATCH, options.seconds)
+                    turn = undisturbed(partial(load, url, folder, 2 * BATCH, options.seconds))
+                    results[f"{name}, {2 * BATCH} clients"] = turn
                     about_model = httpx.get(url.replace("/predict", "/model")).json()
             if about_model:
-                rates = bare_rates(folder, about_model["engine"], about_model["precision"])
+                rates = undisturbed(partial(bare_rates, folder, about_model["engine"], about_model["precision"]))
                 alone = next(iter(rates.values()))
                 results = {title: {**turn, "of_engine": turn["rate"] / alone} for title, turn in results.items()}
                 for title, rate in rates.items():
