@@ -219,9 +219,9 @@ def serve_table() -> str:
         "|---|---|---|---|---|",
     ]
     for row in sorted(rows, key=lambda row: -row["rate"]):
-        part = f"{row['of_engine']:.2f}" if row.get("of_engine") else ""
+        ratio = f"{row['of_engine']:.2f}" if row.get("of_engine") else ""
         times = [f"{1000 * row[name]:.0f}" if row[name] else "" for name in ("p50", "p99")]
-        lines.append(f"| {row['server']} | {row['rate']:.1f} | {part} | {' | '.join(times)} |")
+        lines.append(f"| {row['server']} | {row['rate']:.1f} | {ratio} | {' | '.join(times)} |")
     return "\n".join([*lines, ""])
 
 

@@ -53,7 +53,7 @@ def _other_seconds() -> float:
     if not stat.exists():
         return 0.0
     user, nice, system, _, _, *others = map(int, stat.read_text().splitlines()[0].split()[1:9])
-    own, children = 0, {}
+    own_ticks, children = 0, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             fields = path.read_text().rpartition(")")[2].split()
@@ -61,10 +61,10 @@ def _other_seconds() -> float:
     waiting = [(os.getpid(), 0)]
     while waiting:
         pid, ticks = waiting.pop()
-        own += ticks
+        own_ticks += ticks
         waiting += children.get(pid, [])
     ticks_per_second = os.sysconf("SC_CLK_TCK")
-    return (user + nice + system + sum(others) - own) / ticks_per_second - sum(os.times()[:4])
+    return (user + nice + system + sum(others) - own_ticks) / ticks_per_second - sum(os.times()[:4])
 
 
 def describe_machine(*packages: str) -> dict[str, Any]:
