@@ -36,7 +36,7 @@ MAX_OTHER_LOAD = 0.05
 """A turn is repeated if other programs use more of the processor than this."""
 
 
-def undisturbed(measure: Callable[[], Any], *, tries: int = 4) -> Any:
+def undisturbed(measure: Callable[[], Any], *, tries: int = 3) -> Any:
     """Return the result of a measurement that other programs did not disturb; of the last try if they never stop."""
     start, before = time.perf_counter(), _other_seconds()
     result = measure()
