@@ -56,6 +56,7 @@ LINES = {
         ),
         ("20,000 mixed requests to a server", "no swapped response"),
         ("50,000 mutated files and requests", "no 500, no crash, at most 200 MB"),
+        ("Requests that schemathesis generates", "every response conforms to the OpenAPI document"),
         ("SIGTERM to a server under load, 20 times", "every accepted request answered, exit within 15 s"),
         ("kill -9 of the model's worker, 20 times", "503 within 1 s, ready within 10 s"),
         ("1,000 slow clients beside a normal one", "latency at most 1.5 times"),

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -142,24 +143,26 @@ def running(models: dict[str, str] | None = None, **options: Any) -> Iterator[Ru
 
 @contextmanager
 def started(command: list[str]) -> Iterator[RunningServer]:
-    """Run a command that prints `Serving at URL`."""
+    """Run a command that prints `Serving at URL`. At its end, check that it has printed no traceback."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    try:
-        line = process.stdout.readline()
-        match = re.search(r"http://[^:]+:(\d+)", line)
-        assert match, f"the server did not start: {process.stderr.read()}"
-        yield RunningServer(process, int(match[1]))
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+    with tempfile.TemporaryDirectory() as folder, Path(folder, "stderr.txt").open("wb") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        assert process.stdout is not None
         try:
-            process.communicate(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+            line = process.stdout.readline()
+            match = re.search(r"http://[^:]+:(\d+)", line)
+            assert match, f"the server did not start: {Path(log.name).read_text()}"
+            yield RunningServer(process, int(match[1]))
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            try:
+                process.communicate(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+        printed = Path(log.name).read_text()
+        assert "Traceback" not in printed, printed[-5000:]
 
 
 def request(body: bytes = b"", *headers: str, method: str = "POST", path: str = "/api/predict") -> bytes:

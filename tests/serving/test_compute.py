@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import vitral
+from tests.data.images import encoded, photo
+from tests.serving.servers import wait_for
 from vitral.inference.engines import choosing
 from vitral.serving import frames
 from vitral.serving.compute import Computer, load_predictor
@@ -40,6 +43,30 @@ def test_cancelled_images_keep_no_bytes() -> None:
         assert [len(task.content) for task in tasks] == [0] * 4 + [1000]
         worker._cancel(4)
         is_over.set()
+
+
+def test_small_images_do_not_wait_for_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few images of many pixels, each of which takes seconds, cannot occupy all decoders."""
+    monkeypatch.setattr("vitral.serving.worker.LARGE_IMAGE", 50 * 50)
+    is_over, sizes = Event(), list[int]()
+
+    def prepare(content: bytes) -> np.ndarray:
+        is_large = Image.open(io.BytesIO(content)).width > 50
+        if is_large:
+            is_over.wait(20)
+        sizes.append(60 if is_large else 40)
+        return np.zeros((3, 8, 8), np.uint8)
+
+    predictor: Any = SimpleNamespace(prepare=prepare, loaded=None)
+    worker = Worker(predictor, SimpleNamespace(), Limits(), io.BytesIO())  # type: ignore[arg-type]
+    images = [encoded(photo(side, side), "JPEG") for side in (60, 60, 60, 40)]
+    sent = [frames.pack({"id": n, "task": "predict", "options": {}}, image) for n, image in enumerate(images)]
+    with ThreadPoolExecutor(2) as decoders:
+        worker.read_tasks(io.BytesIO(b"".join(sent)), decoders)
+        wait_for(lambda: [task.number for task in worker._ready] == [3])
+        is_over.set()
+        wait_for(lambda: len(worker._ready) == 4)
+    assert sizes == [40, 60, 60, 60]
 
 
 def test_attention_is_computed_one_by_one() -> None:

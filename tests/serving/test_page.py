@@ -7,14 +7,17 @@ import csv
 import io
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Route
 
 from tests.data.images import photo
 from tests.serving.pages import AXE, Visit, pixels, require
 from tests.serving.servers import RunningServer, running
+
+FIRST = re.compile(r"/api/predict\?model=first$")
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +167,24 @@ def test_token_and_models(browser: Browser, images: list[Path]) -> None:
         page.set_input_files("#files", str(images[0]))
         page.locator("#bars li").first.wait_for()
         page.select_option("#model", "second")
-        page.wait_for_function("document.title.includes('second')")
+        page.wait_for_function("() => document.title.includes('second')")
         page.locator("#bars li").first.wait_for()
         context.close()
+
+
+def test_late_response_of_another_model_is_not_shown(browser: Browser, images: list[Path]) -> None:
+    with running({"first": "vit-cifar10", "second": "vit-cifar10"}) as server:
+        visit = Visit(browser, server)
+        page, held = visit.page, list[Route]()
+        page.route(FIRST, lambda route: held.append(route))
+        page.set_input_files("#files", str(images[0]))
+        page.locator("#result-title", has_text="Looking").wait_for()
+        page.select_option("#model", "second")
+        page.locator("#bars li").first.wait_for()
+        label = page.locator("#result-title").inner_text()
+        row = {"label": "late", "probability": 1.0, "top": [{"label": "late", "probability": 1.0}]}
+        with page.expect_response(FIRST):
+            held[0].fulfill(json={"predictions": [row]})
+        page.wait_for_function("() => document.getElementById('status').textContent === ''")
+        assert page.locator("#result-title").inner_text() == label
+        visit.check()

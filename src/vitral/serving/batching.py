@@ -223,6 +223,7 @@ class ModelQueue:
     def _receive(self, worker: WorkerProcess, head: dict[str, Any], content: bytes) -> None:
         if "batch" in head:
             self.metrics.batch_size.observe(head["batch"])
+            self.metrics.computing.labels(self.source.name).inc(head["seconds"])
             rate = head["batch"] / max(head["seconds"], 1e-4) * len(self.workers)
             self._rate = rate if not self._rate else 0.8 * self._rate + 0.2 * rate
             return

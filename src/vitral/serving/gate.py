@@ -130,7 +130,11 @@ class Gate:
 
 
 def _check_length(headers: list[tuple[bytes, bytes]], limit: int) -> None:
-    for value in _values(headers, b"content-length"):
+    """Refuse bodies that are too long, and those whose end a proxy in front may see elsewhere."""
+    lengths = _values(headers, b"content-length")
+    if lengths and _values(headers, b"transfer-encoding"):
+        raise RequestError(400, "bad_request", "A request has either a Content-Length or a Transfer-Encoding.")
+    for value in lengths:
         if value.isdigit() and int(value[:20]) > limit:
             raise RequestError(413, "too_large", f"The body may have at most {limit} bytes.")
 
@@ -184,7 +188,8 @@ def _with_security(
         added = [(name, value) for name, value in added if name != b"cross-origin-resource-policy"]
         added += [(b"access-control-allow-origin", origin[0].encode("latin-1")), (b"vary", b"Origin")]
         added += [(b"access-control-allow-headers", b"authorization, content-type")]
-        added += [(b"access-control-allow-methods", b"GET, POST"), (b"cross-origin-resource-policy", b"cross-origin")]
+        added += [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-expose-headers", b"Retry-After")]
+        added += [(b"access-control-max-age", b"600"), (b"cross-origin-resource-policy", b"cross-origin")]
     return [*headers, *added]
 
 

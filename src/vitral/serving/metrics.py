@@ -23,6 +23,9 @@ class Metrics:
             registry=registry,
         )
         self.batch_size = Histogram("vitral_batch_size", "Images per batch.", buckets=SIZES, registry=registry)
+        self.computing = Counter(
+            "vitral_compute_seconds", "Seconds that workers computed batches.", ("model",), registry=registry
+        )
         self.queue = Gauge("vitral_queue_images", "Images that wait for a worker.", ("model",), registry=registry)
         self.pending = Gauge("vitral_pending_images", "Images without a result.", ("model",), registry=registry)
         self.workers = Gauge("vitral_workers", "Workers that are ready.", ("model",), registry=registry)
@@ -30,6 +33,10 @@ class Metrics:
         self.bad_images = Counter("vitral_bad_images", "Unusable images by cause.", ("cause",), registry=registry)
         self.dropped = Counter(
             "vitral_dropped_images", "Images whose client left or whose deadline passed.", registry=registry
+        )
+        self.unread = Gauge("vitral_unread_bytes", "Bytes of responses that clients have not read.", registry=registry)
+        self.stuck = Counter(
+            "vitral_stuck_connections", "Connections closed because the client did not read.", registry=registry
         )
         self.restarts = Counter(
             "vitral_worker_restarts", "Workers that ended and were started again.", registry=registry

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from vitral.serving.metrics import Metrics
 from vitral.serving.refusals import RequestError, draining
 from vitral.serving.settings import Limits
 
@@ -18,7 +19,10 @@ LINGER_SECONDS = 2.0
 """Seconds to read on after a refusal: closing a connection with unread bytes resets it, and the response is lost."""
 MAX_LINES = 40_000
 """Line breaks in a chunked body, two per chunk. Each chunk costs as much time as a kilobyte of an ordinary body."""
-
+NOT_SENT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+MAX_NOT_SENT = 16 * 1024
+"""Bytes that the kernel takes ahead of the network. Without this bound it takes up to 4 MB per client that does not
+read, which the limit on unread bytes cannot see. It does not slow down clients that read."""
 NO_LINGER = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
 
 
@@ -29,6 +33,7 @@ class LimitedProtocol(H11Protocol):
     """
 
     limits: ClassVar[Limits]
+    metrics: ClassVar[Metrics]
     unread: ClassVar["dict[LimitedProtocol, int]"]
     """Bytes that clients have not read, by connection, in the order in which they stopped reading."""
 
@@ -44,6 +49,8 @@ class LimitedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # calls pause_writing for a single unread byte
+        if NOT_SENT is not None:
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, NOT_SENT, MAX_NOT_SENT)
         if len(self.connections) > self.limits.connections:
             self.app_state = {**self.app_state, "has_too_many_connections": True}
         self._start_timer()
@@ -55,7 +62,7 @@ class LimitedProtocol(H11Protocol):
 
     def pause_writing(self) -> None:
         """Abort the connection unless its client reads in time. The rest of the response is written nonetheless."""
-        self._write_timer = self.loop.call_later(self.limits.body_seconds, self._reset)
+        self._write_timer = self.loop.call_later(self.limits.body_seconds, self._drop_stuck)
         self._count_unread()
 
     def resume_writing(self) -> None:
@@ -73,10 +80,11 @@ class LimitedProtocol(H11Protocol):
         while sum(self.unread.values()) > self.limits.unread:
             stuck = next(iter(self.unread))
             del self.unread[stuck]
-            stuck._reset()
+            stuck._drop_stuck()
 
-    def _reset(self) -> None:
+    def _drop_stuck(self) -> None:
         """Reset the connection. After an ordinary close, the kernel keeps unread bytes until the client reads them."""
+        self.metrics.stuck.inc()
         with suppress(OSError):  # closed already
             self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
         self.transport.abort()
@@ -132,7 +140,8 @@ class LimitedProtocol(H11Protocol):
             fields = {**error.headers, "Content-Length": len(body), "Connection": "close"}
             head += "".join(f"{name}: {value}\r\n" for name, value in fields.items())
             self.transport.write(head.encode() + b"\r\n" + body)
-            self.transport.write_eof()
+            with suppress(OSError):  # the client has reset the connection
+                self.transport.write_eof()
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -167,6 +176,8 @@ class LimitedProtocol(H11Protocol):
             self.send_error(RequestError(408, "timeout", "The headers took too long to arrive."))
 
 
-def limited_protocol(limits: Limits) -> type[LimitedProtocol]:
+def limited_protocol(limits: Limits, metrics: Metrics) -> type[LimitedProtocol]:
     """Return a protocol class for uvicorn that enforces the limits."""
-    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits, "unread": {}})
+    unread: dict[LimitedProtocol, int] = {}
+    metrics.unread.set_function(lambda: sum(unread.values()))
+    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits, "metrics": metrics, "unread": unread})

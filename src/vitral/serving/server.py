@@ -125,7 +125,7 @@ def _make_server(service: "Service") -> "uvicorn.Server":
     settings = service.settings
     config = uvicorn.Config(
         build_app(service),  # pyright: ignore[reportArgumentType]
-        http=limited_protocol(settings.limits),
+        http=limited_protocol(settings.limits, service.metrics),
         ws="none",
         loop="asyncio",
         root_path=settings.root_path,

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from vitral.data.decode import BadImageError
-from vitral.data.headers import read_header
+from vitral.data.headers import Header, read_header
 from vitral.errors import VitralError
 from vitral.inference.engines.choosing import example_images
 from vitral.inference.predictor import Predictor
@@ -31,7 +31,8 @@ from vitral.serving.settings import Limits, ModelSource
 from vitral.serving.uploads import check_size
 
 LARGE_IMAGE = 8_000_000
-"""Images of more pixels are decoded one at a time, which bounds the memory of a worker."""
+"""Images of more pixels are decoded one at a time, which bounds the memory of a worker, in a thread of their own: some
+take seconds, and the others must not wait for them."""
 WARM_UP_SIZES = (1, 2)
 MEASURED_IMAGES, MEASURED_SECONDS, MEASURED_BATCH = 5000, 200.0, 8
 """Engines are measured if that pays within so many images, or within so many seconds of eager torch."""
@@ -59,7 +60,7 @@ class Worker:
         self.limits = limits
         self._output = output
         self._output_lock = threading.Lock()
-        self._large = threading.Lock()
+        self._large_images = ThreadPoolExecutor(max_workers=1, thread_name_prefix="decode-large")
         self._ready: deque[Task] = deque()
         self._changed = threading.Condition()
         self._decoding: dict[int, Task] = {}
@@ -92,12 +93,19 @@ class Worker:
                 task.content = b""
             self._ready = deque(task for task in self._ready if task.number != number)
 
-    def _decode(self, task: Task) -> None:
+    def _decode(self, task: Task, *, is_large: bool = False) -> None:
         try:
-            content, task.content = task.content, b""
+            content = task.content
             if task.number not in self._decoding:  # cancelled
                 return
-            task.image, task.info = self._prepare(content, with_box=task.kind == "attention")
+            header = read_header(content)
+            check_size(header.height, header.width, self.limits)
+            if header.height * header.width > LARGE_IMAGE and not is_large:
+                self._large_images.submit(self._decode, task, is_large=True)
+                return
+            task.content = b""
+            task.info = self._describe(header, with_box=task.kind == "attention")
+            task.image = self.predictor.prepare(content)
         except BadImageError as error:
             self._fail(task, bad_image(error.reason))
         except MemoryError:
@@ -108,27 +116,19 @@ class Worker:
         else:
             task.ready = time.monotonic()
             with self._changed:
-                if task.number in self._decoding:
+                if self._decoding.pop(task.number, None):
                     self._ready.append(task)
                     self._changed.notify()
-        finally:
-            with self._changed:
-                self._decoding.pop(task.number, None)
 
-    def _prepare(self, content: bytes, *, with_box: bool) -> tuple[np.ndarray, dict[str, Any]]:
-        """Return the model's input before normalization, and the size of the image."""
-        header = read_header(content)
-        check_size(header.height, header.width, self.limits)
+    def _describe(self, header: Header, *, with_box: bool) -> dict[str, Any]:
+        """Return the size of the image, and the region that the model sees."""
         loaded = self.predictor.loaded
-        info: dict[str, Any] = {"width": header.width, "height": header.height}
-        if with_box:
-            info["box"] = seen_box(header, loaded.preprocess, loaded.step_hw)
-        if header.height * header.width > LARGE_IMAGE:
-            with self._large:
-                return self.predictor.prepare(content), info
-        return self.predictor.prepare(content), info
+        box = {"box": seen_box(header, loaded.preprocess, loaded.step_hw)} if with_box else {}
+        return {"width": header.width, "height": header.height, **box}
 
     def _fail(self, task: Task, error: RequestError) -> None:
+        with self._changed:
+            self._decoding.pop(task.number, None)
         problem = {"status": error.status, "code": error.code, "message": error.message}
         self.send({"id": task.number, "error": problem | {"retry_after": error.retry_after}})
 

@@ -32,6 +32,8 @@ PAYBACK = 4
 """An engine is measured if torch would need this many times its preparation for the remaining images."""
 MIN_SPEEDUP = 1.05
 """A smaller gain is within the noise of a measurement."""
+TURNS = 3
+"""The fastest of so many turns counts; engine and torch take turns."""
 SUPPORTED = {
     "torch": ("float32", "bfloat16", "float16"),
     "compiled": ("float32", "bfloat16"),
@@ -77,6 +79,8 @@ class Measurement:
 
     seconds: float = float("inf")
     """Per image."""
+    torch_seconds: float = 0.0
+    """Those of float32 torch in the same moment, because the machine may be faster or slower at another."""
     difference: float = float("nan")
     top1: float = 0.0
     images: int = 0
@@ -85,6 +89,10 @@ class Measurement:
     @property
     def agreement(self) -> Agreement:
         return Agreement(difference=self.difference, top1=self.top1, images=self.images)
+
+    @property
+    def speedup(self) -> float:
+        return self.torch_seconds / self.seconds
 
 
 Candidate = tuple[str, str]
@@ -176,8 +184,7 @@ def choose_engine(
     """Return the fastest engine that agrees with float32 torch on these images, for a run over `total` images."""
     if problem := find_obstacle(subject):
         return Chosen(engine=None, reason=f"engine: torch float32, because {problem}")
-    compute = subject.reference.logits if subject.model.config.num_classes else subject.reference.features
-    remaining = time_per_image(compute, images[:4], turns=1) * total
+    remaining = time_per_image(_compute(subject, subject.reference), images[:4], turns=1) * total
     allowed = [
         candidate
         for candidate in list_candidates(subject, engine, precision)
@@ -185,7 +192,6 @@ def choose_engine(
     ]
     if not allowed:
         return Chosen(engine=None, reason="")  # too few images to pay for a measurement
-    seconds = time_per_image(compute, images)
     key = measurement_key(subject, batch=len(images))
     measured = read_measurements(key)
     built: dict[Candidate, Engine] = {}
@@ -194,13 +200,12 @@ def choose_engine(
             measured[candidate], runnable = measure_candidate(subject, candidate, images)
             built |= {candidate: runnable} if runnable else {}
     keep_measurements(key, measured)
-    best = min(allowed, key=lambda candidate: _score(measured[candidate], gate))
-    speedup = seconds / measured[best].seconds
-    if not measured[best].agreement.passes(gate) or speedup < MIN_SPEEDUP:
-        rejected = "; ".join(_describe(candidate, measured[candidate], seconds) for candidate in allowed)
+    best = max(allowed, key=lambda candidate: _score(measured[candidate], gate))
+    if _score(measured[best], gate) < MIN_SPEEDUP:
+        rejected = "; ".join(_describe(candidate, measured[candidate]) for candidate in allowed)
         return Chosen(engine=None, reason=f"engine: torch float32 ({rejected})")
     chosen = built.get(best) or build_engine(subject, *best, batch=len(images))
-    return Chosen(engine=chosen, reason=f"engine: {_describe(best, measured[best], seconds)}")
+    return Chosen(engine=chosen, reason=f"engine: {_describe(best, measured[best])}")
 
 
 def list_candidates(subject: Subject, engine: str, precision: str) -> Iterator[Candidate]:
@@ -222,14 +227,23 @@ def measure_candidate(subject: Subject, candidate: Candidate, images: np.ndarray
     try:
         engine = build_engine(subject, *candidate, batch=len(images))
         agreement = measure_agreement(engine, subject, images)
-        compute = engine.logits if subject.model.config.num_classes else engine.features
-        seconds = time_per_image(compute, images)
+        ours, torchs = _compute(subject, engine), _compute(subject, subject.reference)
+        turns = [(time_per_image(ours, images, turns=1), time_per_image(torchs, images, turns=1)) for _ in range(TURNS)]
+        seconds, torch_seconds = map(min, zip(*turns, strict=True))
     except Exception as error:  # runtimes raise nearly anything; torch remains
         return Measurement(error=first_line(error)[:200]), None
     measurement = Measurement(
-        seconds=seconds, difference=agreement.difference, top1=agreement.top1, images=agreement.images
+        seconds=seconds,
+        torch_seconds=torch_seconds,
+        difference=agreement.difference,
+        top1=agreement.top1,
+        images=agreement.images,
     )
     return measurement, engine
+
+
+def _compute(subject: Subject, engine: Engine) -> Callable[[np.ndarray], np.ndarray]:
+    return engine.logits if subject.model.config.num_classes else engine.features
 
 
 def time_per_image(compute: Callable[[np.ndarray], np.ndarray], images: np.ndarray, turns: int = 3) -> float:
@@ -243,14 +257,14 @@ def time_per_image(compute: Callable[[np.ndarray], np.ndarray], images: np.ndarr
 
 
 def _score(measurement: Measurement, gate: Gate) -> float:
-    return measurement.seconds if measurement.agreement.passes(gate) else float("inf")
+    return measurement.speedup if measurement.agreement.passes(gate) else 0.0
 
 
-def _describe(candidate: Candidate, measurement: Measurement, seconds: float) -> str:
+def _describe(candidate: Candidate, measurement: Measurement) -> str:
     name = " ".join(candidate)
     if measurement.error:
         return f"{name} failed: {measurement.error}"
-    return f"{name}, {seconds / measurement.seconds:.2f} x torch float32, {measurement.agreement}"
+    return f"{name}, {measurement.speedup:.2f} x torch float32, {measurement.agreement}"
 
 
 # ---- cached measurements ----
@@ -270,7 +284,8 @@ def read_measurements(key: str) -> dict[Candidate, Measurement]:
     content = read_entry("engines", key)
     try:
         rows: Mapping[str, Any] = json.loads(content) if content else {}
-        return {cast(Candidate, tuple(name.split())): Measurement(**row) for name, row in rows.items()}
+        measured = {cast(Candidate, tuple(name.split())): Measurement(**row) for name, row in rows.items()}
+        return {candidate: row for candidate, row in measured.items() if row.error or row.torch_seconds}
     except (ValueError, TypeError, AttributeError):
         return {}
 

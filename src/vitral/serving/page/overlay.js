@@ -46,12 +46,15 @@ export class AttentionMap {
 
   async fetchMaps(item, method) {
     const query = `model=${encodeURIComponent(this.model().name)}&method=${encodeURIComponent(method)}`;
-    const response = await this.send(`api/attention?${query}`, { method: "POST", body: item.file });
-    if (!response.ok) {
-      $("status").textContent = "The attention map could not be computed.";
-      return null;
+    try {
+      const response = await this.send(`api/attention?${query}`, { method: "POST", body: item.file });
+      if (response.ok) return await response.json();
+    } catch {
+      // the server is gone; as with an error, the next try fetches again
     }
-    return response.json();
+    if (item.maps) item.maps[method] = undefined;
+    $("status").textContent = "The attention map could not be computed.";
+    return null;
   }
 
   draw(maps = this.drawn) {

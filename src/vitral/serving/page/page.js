@@ -79,7 +79,9 @@ function showModel(model) {
   ];
   $("facts").replaceChildren(...facts.flatMap(([term, text]) => [element("dt", term), element("dd", text)]));
   $("labels-title").textContent = model.labels.length ? `${model.labels.length} labels` : "No labels: this model has features only";
-  $("labels").replaceChildren(...model.labels.slice(0, MAX_LABELS_SHOWN).map((label) => element("li", label)));
+  const more = model.labels.length - MAX_LABELS_SHOWN;
+  const shown = [...model.labels.slice(0, MAX_LABELS_SHOWN), ...(more > 0 ? [`and ${more} more`] : [])];
+  $("labels").replaceChildren(...shown.map((label) => element("li", label)));
   map.setModel(model);
 }
 
@@ -104,8 +106,10 @@ function work() {
   while (state.running < SENT_AT_ONCE && state.waiting.length) {
     state.running++;
     const item = state.waiting.shift();
-    classify(item).finally(() => {
+    const model = state.model;
+    Promise.all([classify(item, model), drawPreview(item)]).then(([outcome]) => {
       state.running--;
+      if (model === state.model) Object.assign(item, outcome); // else the other model classifies it again
       showRow(item);
       if (item === state.current) showResult(item);
       report();
@@ -115,23 +119,15 @@ function work() {
   report();
 }
 
-async function classify(item) {
-  const limit = state.model.limits.body_bytes;
-  if (item.file.size > limit) {
-    item.error = `The file has ${megabytes(item.file.size)}; the limit is ${megabytes(limit)}.`;
-    return;
-  }
-  if (!state.model.can_predict) {
-    item.result = { label: "No labels: this model has features only", top: [], probability: null };
-    return;
-  }
+async function classify({ file }, model) {
+  const limit = model.limits.body_bytes;
+  if (file.size > limit) return { error: `The file has ${megabytes(file.size)}; the limit is ${megabytes(limit)}.` };
+  if (!model.can_predict) return { result: { label: "No labels: this model has features only", top: [], probability: null } };
   try {
-    const path = `api/predict?model=${encodeURIComponent(state.model.name)}`;
-    const response = await send(path, { method: "POST", body: item.file });
-    if (response.ok) item.result = (await response.json()).predictions[0];
-    else item.error = await problemOf(response);
+    const response = await send(`api/predict?model=${encodeURIComponent(model.name)}`, { method: "POST", body: file });
+    return response.ok ? { result: (await response.json()).predictions[0] } : { error: await problemOf(response) };
   } catch {
-    item.error = "The server did not respond.";
+    return { error: "The server did not respond." };
   }
 }
 
@@ -189,9 +185,9 @@ function bar({ label, probability }) {
 
 function addRow(item) {
   item.row = document.createElement("tr");
-  const preview = document.createElement("canvas");
-  preview.width = preview.height = 88;
-  preview.setAttribute("aria-hidden", "true");
+  item.preview = document.createElement("canvas");
+  item.preview.width = item.preview.height = 88;
+  item.preview.setAttribute("aria-hidden", "true");
   const choose = element("button", item.name);
   choose.type = "button";
   choose.addEventListener("click", () => {
@@ -199,7 +195,7 @@ function addRow(item) {
     $("result").scrollIntoView({ block: "nearest" });
     $("result-title").focus({ preventScroll: true });
   });
-  const cells = [preview, choose, "", ""].map((content) => {
+  const cells = [item.preview, choose, "", ""].map((content) => {
     const cell = document.createElement("td");
     cell.append(content);
     return cell;
@@ -208,10 +204,9 @@ function addRow(item) {
   cells[3].className = "number";
   item.row.append(...cells);
   $("rows").append(item.row);
-  drawPreview(item.file, preview);
 }
 
-async function drawPreview(file, canvas) {
+async function drawPreview({ file, preview: canvas }) {
   try {
     const bitmap = await createImageBitmap(file);
     const side = Math.min(bitmap.width, bitmap.height);
@@ -224,6 +219,7 @@ async function drawPreview(file, canvas) {
 }
 
 function showRow({ row, result, error }) {
+  if (!result && !error) return;
   const [, , label, probability] = row.children;
   label.textContent = error ?? headline(result);
   label.className = error ? "error-cell" : result.rejected ? "unusual-cell" : "";
@@ -336,7 +332,11 @@ $("download").addEventListener("click", download);
 $("clear").addEventListener("click", clear);
 $("model").addEventListener("change", async (event) => {
   await loadModel(event.target.value);
-  for (const item of state.items) Object.assign(item, { result: null, error: null, maps: null });
+  for (const item of state.items) {
+    Object.assign(item, { result: null, error: null, maps: null });
+    Object.assign(item.row.children[2], { textContent: "waiting", className: "" });
+    item.row.children[3].textContent = "";
+  }
   state.waiting = [...state.items];
   if (state.current) showResult(state.current);
   work();
