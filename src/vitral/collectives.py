@@ -18,7 +18,7 @@ from vitral.errors import VitralError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-    from torch.distributed import Store
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 Value = TypeVar("Value")
 TIMEOUT_VARIABLE, DEFAULT_TIMEOUT = "VITRAL_PROCESS_TIMEOUT", 600
@@ -34,18 +34,20 @@ def join_world() -> World:
         return world
     import torch
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     has_cuda = torch.cuda.is_available()
     if has_cuda:
         torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
     seconds = float(os.environ.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT))
     timeout = timedelta(seconds=seconds)
-    store, *_ = next(dist.rendezvous("env://", timeout=timeout))
+    store, *_ = next(rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
     attempts = store.add("vitral/attempts", 1) - 1 if world.is_first else 0
+    name = _name_attempt(store, world, seconds)
     dist.init_process_group(
         world.backend(has_cuda=has_cuda),
-        store=dist.PrefixStore(_name_attempt(store, world, seconds), store),
+        store=dist.PrefixStore(name, store),  # pyright: ignore[reportPrivateImportUsage]
         rank=world.rank,
         world_size=world.size,
         timeout=timeout,
