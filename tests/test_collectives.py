@@ -4,20 +4,20 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-import torch.distributed as dist
+from torch.distributed import HashStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from vitral.collectives import _name_attempt
 from vitral.devices import World
 from vitral.errors import VitralError
 
 
-def make_store() -> dist.Store:
-    store = dist.HashStore()
+def make_store() -> Store:
+    store = HashStore()
     store.set_timeout(timedelta(seconds=20))
     return store
 
 
-def start(store: dist.Store, size: int) -> set[str]:
+def start(store: Store, size: int) -> set[str]:
     with ThreadPoolExecutor(size) as pool:
         jobs = [pool.submit(_name_attempt, store, World(rank=rank, size=size), 20.0) for rank in reversed(range(size))]
         return {job.result() for job in jobs}

@@ -18,7 +18,7 @@ from vitral.errors import VitralError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-    from torch.distributed import Store
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 Value = TypeVar("Value")
 TIMEOUT_VARIABLE, DEFAULT_TIMEOUT = "VITRAL_PROCESS_TIMEOUT", 600
@@ -34,18 +34,20 @@ def join_world() -> World:
         return world
     import torch
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     has_cuda = torch.cuda.is_available()
     if has_cuda:
         torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
     seconds = float(os.environ.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT))
     timeout = timedelta(seconds=seconds)
-    store, *_ = next(dist.rendezvous("env://", timeout=timeout))
+    store, *_ = next(rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
     attempts = store.add("vitral/attempts", 1) - 1 if world.is_first else 0
+    name = _name_attempt(store, world, seconds)
     dist.init_process_group(
         world.backend(has_cuda=has_cuda),
-        store=dist.PrefixStore(_name_attempt(store, world, seconds), store),
+        store=dist.PrefixStore(name, store),  # pyright: ignore[reportPrivateImportUsage]
         rank=world.rank,
         world_size=world.size,
         timeout=timeout,
@@ -60,7 +62,8 @@ def _name_attempt(store: "Store", world: World, seconds: float) -> str:
     """Return a name that all processes of this start share, and no process of an earlier one had.
 
     torchrun keeps its store when it starts the processes again. Without another prefix for the keys, a process could
-    find the address of a dead one there and connect to it.
+    find the address of a dead one there and connect to it (pytorch issue 135712). The numbers of restarts are no such
+    prefix, because the launcher of each machine has its own.
     """
     token = uuid4().hex
     if not world.is_first:

@@ -139,13 +139,13 @@ def open_tensors(folder: Path, names: Sequence[str]) -> dict[str, SavedTensor]:
 
 def _read(path: Path, name: str) -> Tensor:
     """Return a tensor in a memory map of its own, so that the process has no more of the file in memory."""
-    with safe_open(path, framework="pt", device="cpu") as handle:
-        return handle.get_tensor(name)
+    handle: Any = safe_open(path, framework="pt", device="cpu")
+    return handle.get_tensor(name)
 
 
 def _read_rows(path: Path, name: str, start: int, stop: int) -> Tensor:
-    with safe_open(path, framework="pt", device="cpu") as handle:
-        return handle.get_slice(name)[start:stop]
+    handle: Any = safe_open(path, framework="pt", device="cpu")
+    return handle.get_slice(name)[start:stop]
 
 
 def _join(name: str, parts: list[tuple[Piece, int, torch.Size, torch.dtype]]) -> SavedTensor:
