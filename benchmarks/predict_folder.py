@@ -32,8 +32,8 @@ from vitral.data.prefetch import load_ahead, loading_threads
 from vitral.data.sources.image_files import find_images
 from vitral.devices import choose_precision
 from vitral.exporting.exporter import export
-from vitral.exporting.real_images import RealImages
 from vitral.inference.engines import Gate
+from vitral.inference.real_images import RealImages
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import Checkpoint
 
