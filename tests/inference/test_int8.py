@@ -90,7 +90,7 @@ def test_a_run_is_quantized_once(trained: Path, data: Path, quantized: list[floa
     lines: list[str] = []
     predictor = vitral.Predictor(trained, precision="int8", on_choice=lines.append)
     assert predictor.engine == "openvino int8"
-    assert lines[0] == "int8: reading images to calibrate with"
+    assert lines[0] == "int8: reading images to calibrate with; quantizing takes a minute or more, once"
     assert "points of top-1 lost" in lines[-1]
     files = sorted(map(str, data.rglob("*.png")))[::20]
     exact = vitral.Predictor(trained, engine="torch", precision="float32")
@@ -187,14 +187,14 @@ def test_a_model_without_a_head_is_calibrated_on_the_images(data: Path, quantize
 
 def test_images_are_needed(trained: Path, data: Path, tmp_path: Path, never: object) -> None:
     with pytest.raises(
-        ConfigError, match=r"needs images to calibrate with.*Pass a folder as IMAGE.*calibration=FOLDER"
+        ConfigError, match=r"needs images to calibrate with.*Pass a folder to `predict`.*calibration=FOLDER"
     ):
         vitral.Predictor(trained / "model.safetensors", precision="int8")
     few = class_folders(tmp_path / "few", {"red": 3}, size=(20, 16))
     for folder in (few, few / "red"):
         with pytest.raises(ConfigError, match=r"at least 8 images each to calibrate and to compare \(got [01]\)"):
             vitral.Predictor(trained / "model.safetensors", precision="int8", calibration=folder)
-    with pytest.raises(DataError, match="missing has no readable image"):
+    with pytest.raises(DataError, match="missing was not found"):
         vitral.Predictor(trained, precision="int8", calibration=tmp_path / "missing")
     done = typed("predict", str(trained / "model.safetensors"), str(few / "red" / "0.png"), "--precision", "int8")
     assert (done.returncode, "Pass a folder" in done.stderr) == (2, True)

@@ -84,7 +84,7 @@ def _quantize(
 ) -> Quantized | AccuracyLossError:
     """Return the quantized model, or the error with the numbers if it loses too much accuracy."""
     import_nncf()  # if it is missing, say so before reading images
-    on_stage("int8: reading images to calibrate with")
+    on_stage("int8: reading images to calibrate with; quantizing takes a minute or more, once")
     labels = loaded.labels if loaded.has_names else None
     checkpoint = Checkpoint(
         model=loaded.model, preprocess=loaded.preprocess, labels=labels, multi_label=loaded.multi_label
@@ -103,7 +103,7 @@ def _quantize(
             _last_outputs(network, images),
             outputs=names,
             max_drop=max_drop,
-            on_stage=lambda stage: on_stage(f"int8: {stage} (about a minute)"),
+            on_stage=lambda stage: on_stage(f"int8: {stage}"),
         )
     except graph.CannotTraceError as error:
         raise ConfigError(f"int8 is not possible, because {error}.", hint="Use another precision.") from error

@@ -38,7 +38,7 @@ def find_real_images(
         files = _paths(images)[: COMPARED_IMAGES + CALIBRATION_IMAGES]
         arrays = _load_items(checkpoint, [Item(key=file, label=NO_LABEL, source=FileSource(file)) for file in files])[0]
         if not len(arrays):
-            raise DataError(f"{images} has no readable image.")
+            raise DataError(f"{images} was not found, or has no readable image.")
         half = min(len(arrays) // 2, CALIBRATION_IMAGES) if calibrate else 0
         return RealImages(calibration=arrays[:half], compared=arrays[half:], labels=None, origin=str(images))
     if images is None:
@@ -80,7 +80,8 @@ def check_calibration(images: RealImages | None, *, hint: str) -> RealImages:
 def calibration_images(checkpoint: Checkpoint, run: Run | None, images: str | Path | None) -> RealImages:
     """Return what `find_real_images` finds to calibrate int8 with, or raise ConfigError if that does not suffice."""
     once = "xport it once: vitral export MODEL --to openvino --precision int8 --images FOLDER."
-    hint = f"{'Pass a folder as IMAGE, or e' if run is None else 'E'}{once} In Python, pass calibration=FOLDER."
+    start = "Pass a folder to `predict` or `features`, or e" if run is None else "E"
+    hint = f"{start}{once} In Python, pass calibration=FOLDER."
     return check_calibration(find_real_images(checkpoint, run, images, calibrate=True), hint=hint)
 
 
