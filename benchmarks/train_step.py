@@ -5,10 +5,10 @@
 
 All candidates have the same network, weights, batch and threads. "plain" is our eager float32 step. "default" is the
 step of ``vitral train`` on a CPU: it keeps freed memory, and computes in bfloat16 where the CPU has the instructions
-and the network is wide enough, else with oneDNN if a step is measured to be faster. "compiled" is the same with ``--compile``. Memory is a setting of a whole process, so
-each candidate has its own. They take turns, and only one computes at a time. The table shows the median over several
-runs of the ratio of the fastest turns, and for "compiled" also that of a whole run of 200 steps, whose first step
-compiles. "A/A" is timm against itself.
+and the network is wide enough, else with oneDNN if that is measured to be faster. "compiled" is torch.compile without
+oneDNN. Memory is a setting of a whole process, so each candidate has its own. They take turns, and only one computes at
+a time. The table shows the median over several runs of the ratio of the fastest turns, and for "compiled" also that of
+a whole run of 200 steps, whose first step compiles. "A/A" is timm against itself.
 """
 
 import argparse
