@@ -13,7 +13,7 @@ from vitral.data.headers import Pixels
 from vitral.data.transforms import preprocess_image
 from vitral.devices import choose_precision
 from vitral.errors import ConfigError
-from vitral.inference.engines import Gate
+from vitral.inference.engines import Gate, to_probabilities
 from vitral.inference.engines.choosing import Chosen, Subject, check_request, choose_engine, open_engine
 from vitral.inference.engines.torch_eager import as_tensor
 from vitral.inference.int8 import open_int8
@@ -99,7 +99,8 @@ class TorchBackend:
             features = loaded.features(batch)
             unusual = [float(value) for value in self.novelty.score(loaded.check_finite(features)).numpy()]
             logits = loaded.classify(features)
-        return loaded.probabilities(loaded.check_finite(logits)).numpy(), unusual
+        rows = loaded.check_finite(logits).numpy()  # torch's softmax would wake threads, which spin on busy cores
+        return to_probabilities(rows, multi_label=loaded.multi_label), unusual
 
     def embed(self, images: list[np.ndarray]) -> np.ndarray:
         """Return (B, D) features."""
