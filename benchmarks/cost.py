@@ -20,10 +20,10 @@ from benchmarks.engines import build_engines
 from benchmarks.peers import randomize
 from benchmarks.timing import describe_machine, fastest_turns, save
 from vitral.devices import choose_precision
-from vitral.exporting.quantization import import_nncf
 from vitral.inference.engines import Engine
 from vitral.inference.engines.choosing import Subject, build_engine, example_images
 from vitral.inference.engines.openvino import import_openvino
+from vitral.inference.engines.quantization import import_nncf
 from vitral.model.cost import count_cost
 from vitral.preprocess import Preprocess
 

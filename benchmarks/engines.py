@@ -26,7 +26,6 @@ from benchmarks.peers import in_timm, in_transformers, randomize
 from benchmarks.timing import describe_machine, fastest_turns, save
 from vitral.data.transforms import normalize
 from vitral.devices import choose_precision
-from vitral.exporting.quantization import import_nncf, run_nncf
 from vitral.inference.engines import Engine, Gate, compare_outputs, describe_engine
 from vitral.inference.engines.choosing import (
     SUPPORTED,
@@ -38,6 +37,7 @@ from vitral.inference.engines.choosing import (
 )
 from vitral.inference.engines.graph import PixelModel, trace
 from vitral.inference.engines.openvino import compile_model, convert_program
+from vitral.inference.engines.quantization import import_nncf, run_nncf
 from vitral.preprocess import Preprocess
 
 Turn = Callable[[], Any]

@@ -24,9 +24,9 @@ from benchmarks.timing import describe_machine, fastest_turns, save
 from vitral.data.sources import open_dataset
 from vitral.evaluation.frozen_features import fit_ridge, one_hot_targets, whiten
 from vitral.evaluation.metrics import wilson
-from vitral.exporting.quantization import import_nncf, measure_drop, run_all, run_nncf
 from vitral.inference.engines.graph import PixelModel, trace
 from vitral.inference.engines.openvino import OpenVinoEngine, compile_model, convert_program
+from vitral.inference.engines.quantization import import_nncf, measure_drop, run_all, run_nncf
 from vitral.inference.loaded_model import LoadedModel, load_model
 from vitral.inference.pipeline import make_loader
 from vitral.model.config import ViTConfig
@@ -64,7 +64,7 @@ def main() -> None:
     operations = count_cost(models[0].model.config).forward_flops
     print("| merge | tokens left | precision | operations | speed | top-1 | agreement |\n|---|---|---|---|---|---|---|")
     for count, model in models.items():
-        logits = {"float32": run_torch(model, images), "int8": run_all(quantized[count], images)}
+        logits = {"float32": run_torch(model, images), "int8": run_all(quantized[count].logits, images)}
         plain = logits["float32"] if plain is None else plain
         for precision, outputs in logits.items():
             correct = int((outputs.argmax(1) == labels).sum())

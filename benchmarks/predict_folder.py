@@ -6,8 +6,7 @@
 Every candidate has the same random weights and predicts the same files; its labels are compared first. Candidates take
 turns in a new order every run, and the ratio to timm is the median over the runs; "A/A" is timm against itself.
 bfloat16 is measured only where the CPU computes it. int8 is a file of `vitral export`, calibrated on some of the
-photos. "decoder" is the speed of decoding and resizing alone on all cores; "decoder and tiny network" adds a network
-that takes next to no time. The cold start is the time of a whole command, from a new process to the label of a photo.
+photos. The cold start is the time of a whole command, from a new process to the label of a photo.
 """
 
 import argparse
@@ -28,12 +27,11 @@ import torch
 import vitral
 from benchmarks.peers import in_timm, in_transformers, randomize, repair_torchvision
 from benchmarks.timing import describe_machine, fastest_turns, save
-from vitral.data.prefetch import load_ahead, loading_threads
 from vitral.data.sources.image_files import find_images
 from vitral.devices import choose_precision
 from vitral.exporting.exporter import export
-from vitral.exporting.real_images import RealImages
 from vitral.inference.engines import Gate
+from vitral.inference.real_images import RealImages
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import Checkpoint
 
@@ -90,7 +88,7 @@ def measure(name: str, files: list[str], runs: int, folder: Path) -> dict[str, A
     return {
         "model": name,
         "images": len(files),
-        "images_per_second": speeds | decoder_speeds(files, runs),
+        "images_per_second": speeds,
         "ratios": ratios,
         "agreement": agreement,
         "cold_start_seconds": starts,
@@ -181,20 +179,6 @@ def transformers_pipeline(model: vitral.ViT) -> Candidate:
 
 def match(labels: Labels, expected: Labels) -> float:
     return sum(ours == theirs for ours, theirs in zip(labels, expected, strict=True)) / len(expected)
-
-
-def decoder_speeds(files: list[str], runs: int) -> dict[str, float]:
-    """Return the photos per second of decoding and resizing alone on all cores, and with a tiny network after it."""
-    model = vitral.create("vit-ti16", patch_size=56, width=32, depth=1, heads=1, mlp_width=32, num_classes=10)
-    checkpoint = Checkpoint(model=model.eval(), preprocess=Preprocess(size=(224, 224)))
-    predictor = vitral.Predictor(checkpoint, engine="torch", batch_size=BATCH)
-
-    def decode() -> None:
-        for _ in load_ahead(files, predictor.preprocess, threads=loading_threads(), ahead=BATCH):
-            pass
-
-    times = fastest_turns({"decoder": decode, "decoder and tiny network": lambda: predictor(files)}, rounds=runs)
-    return {title: len(files) / seconds for title, seconds in times.items()}
 
 
 REPAIR = """

@@ -110,13 +110,26 @@ def folder_table() -> str:
     rows = result["rows"]
     lines = [f"{about(result)} {rows[0]['images']} photos of a folder, in images per second, and relative to timm:", ""]
     lines += [f"| engine | {' | '.join(row['model'] for row in rows)} |", f"|---{'|---' * len(rows)}|"]
-    for title in rows[0]["images_per_second"]:
-        cells = [f"{row['images_per_second'][title]:.1f}{relative(row['ratios'].get(title))}" for row in rows]
+    for title in rows[0]["ratios"]:
+        cells = [f"{row['images_per_second'][title]:.1f}{relative(row['ratios'][title])}" for row in rows]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     lines += ["", "From a new process to the label of one photo, in seconds:", ""]
     lines += [f"| engine | {' | '.join(row['model'] for row in rows)} |", f"|---{'|---' * len(rows)}|"]
     for title in rows[0]["cold_start_seconds"]:
         lines.append(f"| {title} | {' | '.join(format(row['cold_start_seconds'][title], '.2f') for row in rows)} |")
+    return "\n".join([*lines, ""])
+
+
+def decoding_table() -> str:
+    if not any(RESULTS.glob("decoding-*.json")):
+        return ""
+    result = newest("decoding")
+    titles = list(result["rows"][0]["images_per_second"])
+    lines = [f"{about(result)} Images per second:", ""]
+    lines += [f"| photos, engine | {' | '.join(titles)} |", f"|---{'|---' * len(titles)}|"]
+    for row in result["rows"]:
+        cells = [format(row["images_per_second"][title], ".0f") for title in titles]
+        lines.append(f"| {row['side']} pixels, {row['engine']} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
@@ -232,6 +245,7 @@ def renew_page(text: str) -> str:
         "merging": f"\n{merging_table()}",
         "engines": f"\n{engines_table()}",
         "folders": f"\n{folder_table()}",
+        "decoding": f"\n{decoding_table()}",
         "training": f"\n{training_table()}",
         "serve": f"\n{serve_table()}",
         "cost": f"\n{cost_table()}",

@@ -5,10 +5,10 @@
 
 All candidates have the same network, weights, batch and threads. "plain" is our eager float32 step. "default" is the
 step of ``vitral train`` on a CPU: it keeps freed memory, and computes in bfloat16 where the CPU has the instructions
-and the network is wide enough. "compiled" is the same with ``--compile``. Memory is a setting of a whole process, so
-each candidate has its own. They take turns, and only one computes at a time. The table shows the median over several
-runs of the ratio of the fastest turns, and for "compiled" also that of a whole run of 200 steps, whose first step
-compiles. "A/A" is timm against itself.
+and the network is wide enough, else with oneDNN if that is measured to be faster. "compiled" is torch.compile without
+oneDNN. Memory is a setting of a whole process, so each candidate has its own. They take turns, and only one computes at
+a time. The table shows the median over several runs of the ratio of the fastest turns, and for "compiled" also that of
+a whole run of 200 steps, whose first step compiles. "A/A" is timm against itself.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from random import Random
 from statistics import median
 from typing import Any
@@ -25,22 +26,27 @@ from torch import Tensor, nn
 
 import vitral
 from benchmarks.peers import in_timm, randomize
-from benchmarks.timing import describe_machine, save
+from benchmarks.timing import describe_machine, fastest_turns, save
 from vitral.devices import keep_freed_memory
 from vitral.inference.engines.compiled import find_compiler
 from vitral.model.sizes import named_config
 from vitral.training.auto import training_precision
 from vitral.training.config import ResolvedOptim
+from vitral.training.kernels import MIN_GAIN
 from vitral.training.mixing import soft_loss, soft_targets
 from vitral.training.optimizer import Optimizer
+from vitral.training.products import OneDnnProducts
 
+Kernels = AbstractContextManager[object]
 BATCHES = {"vit-s16": 8, "vit-ti16": 16, "vit-nano4": 128, "vit-pico7": 128}
 CANDIDATES = ("timm", "timm (A/A)", "plain", "default", *(("compiled",) if find_compiler() else ()))
 RUN = 200
 """Steps of a run that pays for compiling."""
 
 
-def vitral_step(model: vitral.ViT, images: Tensor, labels: Tensor, who: str) -> Callable[[], float]:
+def vitral_step(
+    model: vitral.ViT, images: Tensor, labels: Tensor, who: str, kernels: Callable[[], Kernels] = nullcontext
+) -> Callable[[], float]:
     optimizer = Optimizer(model, ResolvedOptim(name="adamw", lr=1e-4, layer_decay=1.0))
     targets = soft_targets(labels, model.config.num_classes, 0.0)
     parameters = list(model.parameters())
@@ -48,7 +54,7 @@ def vitral_step(model: vitral.ViT, images: Tensor, labels: Tensor, who: str) -> 
     network: Callable[[Tensor], Tensor] = torch.compile(model) if who == "compiled" else model
 
     def step() -> float:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+        with kernels(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16"):
             logits = network(images)
         loss = soft_loss(logits.float(), targets, "softmax", None)
         loss.backward()
@@ -90,10 +96,18 @@ def work(who: str, name: str, batch: int) -> None:
     print(step(), flush=True)
     print(time.perf_counter() - start, flush=True)
     step()
+    if who == "default" and training_precision("cpu", model.config)[0] == "float32":
+        step = choose_products(step, vitral_step(model, images, labels, who, OneDnnProducts))
     for _ in sys.stdin:
         start = time.perf_counter()
         step()
         print(time.perf_counter() - start, flush=True)
+
+
+def choose_products(step: Callable[[], float], other: Callable[[], float]) -> Callable[[], float]:
+    """Return the other step if it is faster, as `vitral train` measures before the first step of a long run."""
+    times = fastest_turns({"torch": step, "onednn": other}, rounds=5)
+    return other if times["onednn"] * MIN_GAIN <= times["torch"] else step
 
 
 class Candidate:

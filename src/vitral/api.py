@@ -1,6 +1,5 @@
 """The public functions that combine packages: train, train_events, export and inspect."""
 
-import atexit
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,20 +7,17 @@ from dataclasses import replace
 from functools import partial
 from inspect import signature as signature_of
 from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from vitral.collectives import current_world
 from vitral.console.training import show_progress
 from vitral.errors import ConfigError, DataError, check_number
 from vitral.exporting.exporter import Exported, check_target
 from vitral.exporting.exporter import export as export_checkpoint
-from vitral.exporting.real_images import find_real_images
 from vitral.exporting.targets import TARGETS
 from vitral.inference.exported_model import ExportedModel
 from vitral.inference.loaded_model import open_checkpoint
 from vitral.inference.predictor import Failure, Predictor
+from vitral.inference.real_images import find_real_images
 from vitral.inspection.inspecting import inspect_model
 from vitral.inspection.results import Inspection
 from vitral.inspection.traversal import check_vit
@@ -201,34 +197,6 @@ def export(
     options: dict[str, Any] = dict(precision=precision, images=real, max_drop=max_drop, overwrite=overwrite)
     options |= dict(from_bytes=from_bytes, dynamic_size=dynamic_size, on_stage=on_stage)
     return export_checkpoint(checkpoint, path, to=to, **options)
-
-
-def find_int8(
-    model: str,
-    *,
-    images: str | Path | None = None,
-    image_size: int | tuple[int, int] | None = None,
-    merge: int | None = None,
-    on_stage: Callable[[str], None] = lambda stage: None,
-) -> Path:
-    """Return the OpenVINO file of a model in int8, as `export` writes and measures it.
-
-    A run keeps its file, so that it is quantized once. Other files are deleted when the process ends.
-    """
-    if current_world().size > 1:
-        hint = "Run: vitral export MODEL --to openvino --precision int8, and pass the file as MODEL."
-        raise ConfigError("Several processes cannot quantize a model.", hint=hint)
-    options: dict[str, Any] = dict(to="openvino", precision="int8", overwrite=True, on_stage=on_stage)
-    run = Run.open(Path(model)) if Run.is_run(Path(model)) else None
-    if run is not None and image_size is None and merge is None:
-        is_current = run.int8.is_file() and run.int8.stat().st_mtime >= run.trained_model().stat().st_mtime
-        return run.int8 if is_current else Path(export(model, run.int8, **options).path)
-    folder = mkdtemp(prefix="vitral-int8-")
-    atexit.register(rmtree, folder, ignore_errors=True)
-    path = Path(folder) / "int8.xml"
-    calibration = None if run else images
-    export(model, path, images=calibration, image_size=image_size, merge=merge, **options)
-    return path
 
 
 def inspect(

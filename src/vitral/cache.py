@@ -21,7 +21,7 @@ from vitral.files import atomic_path
 
 Kind = Literal["features", "shards", "tokens", "verified", "engines"]
 """features: of images; shards: indices of remote ones; tokens: of a run that trains its last blocks; verified: which
-files had the right checksum; engines: how fast each one runs a model on this machine."""
+files had the right checksum; engines: how fast each one runs a model on this machine, and models in int8."""
 DEFAULT_LIMIT = 10 * 10**9
 """Largest size of all entries together, in bytes, unless VITRAL_CACHE_LIMIT sets another."""
 MAX_TEMPORARY_SECONDS = 24 * 3600

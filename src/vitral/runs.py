@@ -50,7 +50,6 @@ class Run:
         self.adapter = folder / "adapter.safetensors"
         self.masking = folder / "masking.safetensors"
         self.novelty = folder / "novelty.safetensors"
-        self.int8 = folder / "int8.xml"
         self.state = folder / "state"
         self.probe = self.state / "probe.safetensors"
         self.results = folder / "report.json"

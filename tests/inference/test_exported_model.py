@@ -6,7 +6,6 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -74,25 +73,6 @@ def test_the_command_does_not_import_torch(files: Path, photos: Path) -> None:
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == 6
     assert {row["label"] for row in rows} <= {"cat", "dog", "fish"}
-
-
-def test_int8_is_exported_first(files: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests: list[tuple[str, dict[str, Any]]] = []
-
-    def find_int8(model: str, **options: Any) -> Path:
-        requests.append((model, options))
-        return files / "model.xml"
-
-    monkeypatch.setattr("vitral.api.find_int8", find_int8)
-    words = [str(files / "model.safetensors"), str(photos), "--precision", "int8", "--format", "json"]
-    predicted = typed("predict", *words)
-    assert predicted.returncode == 0, predicted.stderr
-    assert len(predicted.stdout.splitlines()) == 6
-    evaluated = typed("evaluate", *words)
-    assert evaluated.returncode == 0, evaluated.stderr
-    assert json.loads(evaluated.stdout)["engine"] == "openvino float16"  # the precision of the file
-    assert [model for model, _ in requests] == [words[0]] * 2
-    assert [options["images"] for _, options in requests] == [words[1]] * 2
 
 
 def test_what_a_file_cannot_do_is_refused(files: Path, photos: Path) -> None:

@@ -1,9 +1,8 @@
-"""Threads and compiling are chosen by measurement, recorded, and repeated when a run resumes."""
+"""Products, threads and compiling are chosen by measurement, recorded, and repeated when a run resumes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import vitral
 from vitral.training import kernels
 from vitral.training.entry import read_run_settings
 from vitral.training.events import Chosen
-from vitral.training.kernels import choose_kernels, repeat_threads
+from vitral.training.kernels import choose_kernels, repeat_kernels
 
 
 @dataclass
@@ -22,6 +21,13 @@ class FakeTask:
 
     def compile_network(self, is_compiled: bool) -> None:
         self.is_compiled = is_compiled
+
+
+@dataclass
+class FakeLearner:
+    task: FakeTask = field(default_factory=FakeTask)
+    can_use_onednn: bool = False
+    uses_onednn: bool = False
 
 
 @dataclass
@@ -35,7 +41,7 @@ class FakeJob:
     steps: int = 1000
     budget: object = None
     config: FakeConfig = field(default_factory=FakeConfig)
-    learner: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(task=FakeTask()))
+    learner: FakeLearner = field(default_factory=FakeLearner)
     choices: tuple[Chosen, ...] = ()
 
     def with_choice(self, choice: Chosen) -> "FakeJob":
@@ -71,8 +77,24 @@ def test_the_fastest_threads_and_the_compiled_network_are_kept(
     assert [(choice.name, choice.value) for choice in job.choices] == [("threads", 4), ("compile", True)]
     assert (threads, job.config.compile, job.learner.task.is_compiled) == ([4], True, True)
     threads[0] = 8
-    repeat_threads({"choices": [[choice.name, str(choice.value), choice.reason] for choice in job.choices]})
+    repeat_kernels(job, {"choices": [[choice.name, str(choice.value), choice.reason] for choice in job.choices]})
     assert threads == [4]
+
+
+@pytest.mark.parametrize(("gain", "expected"), [(0.6, True), (0.95, False)])
+def test_products_by_onednn_are_kept_if_they_are_faster(
+    monkeypatch: pytest.MonkeyPatch, threads: list[int], gain: float, expected: bool
+) -> None:
+    def time_step(job: FakeJob) -> float:
+        return 0.1 * (gain if job.learner.uses_onednn else 1)
+
+    monkeypatch.setattr(kernels, "has_onednn", lambda: True)
+    job = choose(monkeypatch, FakeJob(learner=FakeLearner(can_use_onednn=True)), time_step)
+    assert job.learner.uses_onednn is expected
+    assert [(choice.name, choice.value) for choice in job.choices] == [("products", "onednn")] * expected
+    resumed: Any = FakeJob()
+    repeat_kernels(resumed, {"choices": [[choice.name, str(choice.value), choice.reason] for choice in job.choices]})
+    assert resumed.learner.uses_onednn is expected
 
 
 def test_small_gains_change_nothing(monkeypatch: pytest.MonkeyPatch, threads: list[int]) -> None:
@@ -119,7 +141,7 @@ def test_a_run_records_what_was_measured(tmp_path: Path, monkeypatch: pytest.Mon
         compiled.append(function)
         return function
 
-    times = iter([1.0, 0.5])
+    times = iter([1.0, 1.0, 0.5])  # eager, with oneDNN, compiled
     monkeypatch.setattr(torch, "compile", compile)
     monkeypatch.setattr(kernels, "_time_step", lambda job: next(times))
     monkeypatch.setattr(kernels, "find_compiler", lambda: "g++")

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,7 +23,6 @@ from vitral.cli.parameters import (
     Text,
     option,
 )
-from vitral.cli.predict import quantize
 from vitral.console.output import show_as
 from vitral.console.progress import with_progress
 from vitral.console.results import show_evaluation
@@ -73,7 +72,8 @@ class Inference:
     image_size: ImageSize = None
     device: Device = "auto"
     engine: Annotated[
-        Text, option("torch, compiled, onnxruntime, openvino or auto.", "ENGINE", show_default="torch")
+        Text,
+        option("torch, compiled, onnxruntime, openvino or auto.", "ENGINE", show_default="torch; openvino for int8"),
     ] = None
     precision: Annotated[
         Text, option("float32, bfloat16, float16 or int8.", "PRECISION", show_default="float32; auto with --suite")
@@ -134,11 +134,8 @@ def evaluate_model(model: str, data: str | None, measures: Measures, inference: 
     from vitral.evaluation.evaluator import EvaluateOptions, evaluate_events
 
     keep_freed_memory()
-    if inference.precision == "int8" and not model.endswith((".onnx", ".xml")):
-        sizes: dict[str, Any] = {"image_size": inference.image_size, "merge": measures.merge}
-        model = quantize(model, data, quiet=format != "human", **sizes)
-        measures, inference = replace(measures, merge=None), replace(inference, precision=None, image_size=None)
     options: dict[str, Any] = asdict(measures) | asdict(inference) | {"few_shot": parse_shots(measures.few_shot)}
+    options["on_stage"] = lambda stage: print(f"vitral: {stage}", file=sys.stderr)
     passed = EvaluateOptions(**{name: value for name, value in options.items() if value is not None})
     evaluation = with_progress(evaluate_events(model, data, passed), "Evaluating", quiet=format != "human")
     scores = evaluation.as_dict()

@@ -64,7 +64,7 @@ MERGE_HELP = "Merge R pairs of similar tokens per block (ToMe): faster, slightly
 Merge = Annotated[int | None, Parameter(converter=parse_integer, help=MERGE_HELP, metavar="R")]
 Switch = Annotated[bool, Parameter(negative="", show_default=False)]
 Device = Annotated[str, option("cpu, cuda, cuda:1 or mps.", "DEVICE")]
-Precision = Annotated[str, option("float32, bfloat16 or float16.", "PRECISION")]
+Precision = Annotated[str, option("float32, bfloat16, float16 or int8.", "PRECISION")]
 Engine = Annotated[
     str,
     option("torch, compiled, onnxruntime or openvino; auto measures them if there are many images.", "ENGINE"),

@@ -24,7 +24,7 @@ from vitral.cli.parameters import (
     option,
 )
 from vitral.console.output import show_as, show_lines
-from vitral.console.progress import progress_bar, stages, with_progress
+from vitral.console.progress import progress_bar, with_progress
 from vitral.console.results import describe_feature_file, describe_prediction_file, write_human, write_quiet
 from vitral.devices import keep_freed_memory
 from vitral.errors import ConfigError, check_int, check_number
@@ -50,7 +50,7 @@ def predict(
     merge: Merge = None,
     device: Device = "auto",
     engine: Engine = "auto",
-    precision: Annotated[str, option("float32, bfloat16, float16 or int8.", "PRECISION")] = "auto",
+    precision: Precision = "auto",
     batch_size: BatchSize = 32,
     processes: Processes = None,
     format: Annotated[
@@ -79,12 +79,9 @@ def predict(
         check_number("--reject", reject, above=0, maximum=1)
     check_output(out, format, resume=resume)
     files = list_images(images)
-    if precision == "int8" and not model.endswith((".onnx", ".xml")):
-        folder = next((path for path in images if Path(path).is_dir()), None)
-        model = quantize(model, folder, image_size=image_size, merge=merge, quiet=format != "human")
-        precision, image_size, merge = "auto", None, None
     predictor = open_predictor(
         model,
+        images,
         device=device,
         engine=engine,
         precision=precision,
@@ -123,23 +120,21 @@ def list_images(images: tuple[str, ...]) -> list[str]:
     return from_first(find_images(images, sys.stdin) if current_world().is_first else [])
 
 
-def open_predictor(model: str, **options: Any) -> "Predictor":
-    """Return the predictor. Its warnings, and later the engine that it chooses, appear on standard error."""
+def open_predictor(model: str, images: tuple[str, ...], **options: Any) -> "Predictor":
+    """Return the predictor. Its warnings, and later the engine that it chooses, appear on standard error.
+
+    Without a run, int8 is calibrated on the first folder of the images.
+    """
     from vitral.inference.predictor import Predictor
+    from vitral.runs import Run
 
     keep_freed_memory()  # makes batches of 32 up to 1.14 times as fast (docs/decisions/speed.md)
+    folder = next((path for path in images if Path(path).is_dir()), None)
+    options["calibration"] = None if Run.is_run(Path(model)) else folder
     predictor = Predictor(model, on_choice=lambda reason: print(f"vitral: {reason}", file=sys.stderr), **options)
     for warning in predictor.loaded.warnings:
         print(f"vitral: warning: {printable(warning)}", file=sys.stderr)
     return predictor
-
-
-def quantize(model: str, images: str | None, *, quiet: bool, **options: Any) -> str:
-    """Return the OpenVINO file of a model in int8: that of its run, or a new one."""
-    from vitral.api import find_int8
-
-    with stages(quiet=quiet) as show_stage:
-        return str(find_int8(model, images=images, on_stage=show_stage, **options))
 
 
 def write_rows(events: "Iterator[Progress | PredictionFile]", out: Path, *, quiet: bool) -> int:
@@ -205,6 +200,7 @@ def features(
     files = list_images(images)
     predictor = open_predictor(
         model,
+        images,
         device=device,
         engine=engine,
         precision=precision,

@@ -1,7 +1,7 @@
 """Evaluate a model on a dataset: its classifier, or its frozen features."""
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ import torch
 from vitral.collectives import current_world, join_world
 from vitral.data.scan import Progress
 from vitral.errors import ConfigError, DataError, check_int
-from vitral.evaluation.evaluation_data import EvaluationData, choose_evaluation_data
 from vitral.evaluation.frozen_features import evaluate_features
 from vitral.evaluation.label_map import are_numbers, match_classes, read_real, relabel, unique_positions
 from vitral.evaluation.metrics import compare
 from vitral.evaluation.results import Evaluation, summarize
 from vitral.inference.engines.choosing import check_request
+from vitral.inference.evaluation_data import EvaluationData, choose_evaluation_data
 from vitral.inference.exported_model import ExportedModel, check_not_merged, is_exported, open_exported
 from vitral.inference.loaded_model import LoadedModel, load_model
 from vitral.inference.pipeline import ModelOutputs, make_loader, run_model
@@ -46,11 +46,12 @@ class EvaluateOptions:
     image_size: int | tuple[int, int] | None = None
     merge: int | None = None
     device: str = "auto"
-    engine: str = "torch"
+    engine: str | None = None
     precision: str = "float32"
     batch_size: int = 64
     workers: int = 0
     cache: bool = True
+    on_stage: Callable[[str], None] = lambda stage: None
 
     def __post_init__(self) -> None:
         check_int("batch_size", self.batch_size, minimum=1, maximum=MAX_BATCH_SIZE)
@@ -78,6 +79,11 @@ class EvaluateOptions:
         return tuple(few_shot) if isinstance(few_shot, list | tuple) else (few_shot,)  # type: ignore[return-value]
 
     @property
+    def chosen_engine(self) -> str:
+        """Return the requested engine, or the default of the precision."""
+        return self.engine or ("openvino" if self.precision == "int8" else "torch")
+
+    @property
     def uses_features(self) -> bool:
         """Return whether frozen features are evaluated instead of the classifier."""
         return bool(self.shots) or self.knn is not None
@@ -97,7 +103,7 @@ def evaluate(
     image_size: int | tuple[int, int] | None = None,
     merge: int | None = None,
     device: str = "auto",
-    engine: str = "torch",
+    engine: str | None = None,
     precision: str = "float32",
     batch_size: int = 64,
     workers: int = 0,
@@ -120,8 +126,9 @@ def evaluate(
         image_size: another input size than the model was trained at.
         merge: pairs of similar tokens to merge per block, in ``model`` but not in the model of ``against``.
         device: cpu, cuda, cuda:1, mps or auto.
-        engine: torch, compiled, onnxruntime or openvino; auto measures them and takes the fastest that agrees.
-        precision: float32, bfloat16 or float16.
+        engine: torch (the default), compiled, onnxruntime or openvino (the default for int8); auto measures them and
+            takes the fastest that agrees.
+        precision: float32, bfloat16, float16 or int8.
         batch_size, workers: images per batch; processes that load images, or 0 for threads of this process.
         cache: keep features on disk for the next evaluation.
     """
@@ -156,7 +163,7 @@ def evaluate_events(
     if not options.uses_features:
         loaded.check_has_head()
     chosen = choose_evaluation_data(loaded.run, data, needs_train=options.uses_features)
-    loaded, notes = _choose_engine(loaded, chosen, options)
+    loaded, notes = _choose_engine(loaded, chosen, data, options)
     if not options.uses_features:
         evaluation = yield from _evaluate_classifier(loaded, chosen, options)
     elif isinstance(loaded, ExportedModel):
@@ -171,11 +178,10 @@ def _load(
     model: ModelSource, options: EvaluateOptions, image_size: int | tuple[int, int] | None, merge: int | None = None
 ) -> RunnableModel:
     """Load a model with eager torch, or open an exported file, whose precision is its own."""
-    engine, precision = options.engine, options.precision
+    engine, precision = options.chosen_engine, options.precision
     if is_exported(model):
-        requested = "auto" if engine == "torch" else engine
         check_not_merged(merge)
-        return open_exported(str(model), engine=requested, image_size=image_size, device=options.device)
+        return open_exported(str(model), engine=options.engine or "auto", image_size=image_size, device=options.device)
     check_request(engine, precision)
     torch_precision = precision if engine == "torch" and precision != "auto" else "float32"
     sizes: dict[str, Any] = dict(image_size=image_size, merge=merge)
@@ -183,13 +189,19 @@ def _load(
 
 
 def _choose_engine(
-    model: RunnableModel, data: EvaluationData, options: EvaluateOptions
+    model: RunnableModel, data: EvaluationData, source: DataSource | None, options: EvaluateOptions
 ) -> tuple[RunnableModel, tuple[str, ...]]:
-    """Return the model with the requested engine, and a note about it."""
-    if options.engine == "torch" or isinstance(model, ExportedModel):
+    """Return the model with the requested engine, and a note. Models without a run calibrate int8 on `source`."""
+    if options.chosen_engine == "torch" or isinstance(model, ExportedModel):
         return model, ()
     chosen, reason = with_engine(
-        model, options.engine, options.precision, batch=options.batch_size, items=data.train + data.test
+        model,
+        options.chosen_engine,
+        options.precision,
+        batch=options.batch_size,
+        items=data.train + data.test,
+        calibration=None if model.run else source,
+        on_stage=options.on_stage,
     )
     return chosen, (reason,) if reason else ()
 

@@ -95,7 +95,7 @@ def model_digest(model: "LoadedModel") -> "hashlib._Hash":
     facts = [asdict(model.model.config), model.preprocess.as_dict(), model.precision, model.device.type]
     facts += [__version__, torch.__version__, PIL.__version__, getattr(fast_jpeg(), "__version__", "")]
     if model.engine is not None:
-        facts += [describe_engine(model.engine), package_versions()]
+        facts += [describe_engine(model.engine), package_versions(), getattr(model.engine, "calibration", "")]
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
     return digest
 

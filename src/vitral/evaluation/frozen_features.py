@@ -22,8 +22,8 @@ from vitral.evaluation.results import Evaluation
 from vitral.inference.pipeline import ModelOutputs
 
 if TYPE_CHECKING:
-    from vitral.evaluation.evaluation_data import EvaluationData
     from vitral.evaluation.evaluator import EvaluateOptions
+    from vitral.inference.evaluation_data import EvaluationData
     from vitral.inference.loaded_model import LoadedModel
 
 L2, BIAS, EPSILON = 2.0**10, 100.0, 1e-5

@@ -23,13 +23,13 @@ from vitral import __version__
 from vitral.errors import ConfigError, VitralError, WeightsError, did_you_mean
 from vitral.exporting.decoded_images import check_can_resize, compare_photos
 from vitral.exporting.dynamic_sizes import at_size, choose_sizes, example_size, make_dynamic, other_sizes
-from vitral.exporting.quantization import Drop, quantize
-from vitral.exporting.real_images import RealImages
 from vitral.exporting.targets import TARGETS, Content, Run, Target, check_precision, onnx_weights
 from vitral.files import atomic_files
 from vitral.inference.engines import onnx_graph
 from vitral.inference.engines.graph import PixelModel, reason_of, trace
+from vitral.inference.engines.quantization import Drop, RealImages, quantize
 from vitral.inference.image_sizes import SizeRange, as_text
+from vitral.inference.real_images import check_calibration
 from vitral.model.network import Network
 from vitral.weights.checkpoint import Checkpoint
 from vitral.weights.dialects.native import config_as_dict
@@ -41,7 +41,6 @@ TOLERANCES = {"float32": TOLERANCE, "float16": 0.02, "bfloat16": 0.1, "int8": 0.
 """The same for lower precisions: about ten times the error of a trained ViT. int8 is judged by its accuracy."""
 BATCH_SIZES = (1, 3)
 COMPARED_BATCH = 16
-MIN_CALIBRATION_IMAGES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +91,7 @@ def export(
     target, path = check_target(to, path, overwrite, precision), Path(path)
     sizes = choose_sizes(checkpoint, precision, from_bytes=from_bytes) if dynamic_size else None
     if precision == "int8":
-        check_calibration(images)
+        images = check_calibration(images, hint="Pass --images FOLDER with images like those that the model will see.")
     output = "logits" if checkpoint.model.config.num_classes else "features"
     with _errors_of(to), atomic_files(path) as temporary:
         on_stage("tracing the model")
@@ -105,7 +104,7 @@ def export(
         quantized = None
         if precision == "int8" and images is not None:
             outputs = expected[-len(images.compared) :]
-            options: dict[str, Any] = dict(max_drop=max_drop, on_stage=on_stage)
+            options: dict[str, Any] = dict(outputs=[output], max_drop=max_drop, on_stage=on_stage)
             quantized = quantize(program, checkpoint.preprocess, checkpoint.model.config, images, outputs, **options)
         on_stage(f"writing {path.name}")
         inputs = {"from_bytes": from_bytes, "dynamic_size": sizes and asdict(sizes)}
@@ -171,14 +170,6 @@ def compute_comparisons(
         batches = default if size == preprocess.size else [random_images(checkpoint, 2, size)]
         resampled = PixelModel(at_size(network.model, preprocess, size), preprocess).eval()
         yield Comparison(size, batches, compute_outputs(resampled, batches))
-
-
-def check_calibration(images: RealImages | None) -> None:
-    """Raise ConfigError unless there are images to calibrate int8 with and to measure the accuracy on."""
-    if images is None or min(len(images.calibration), len(images.compared)) < MIN_CALIBRATION_IMAGES:
-        count = 0 if images is None else min(len(images.calibration), len(images.compared))
-        problem = f"int8 needs at least {MIN_CALIBRATION_IMAGES} images each to calibrate and to compare (got {count})."
-        raise ConfigError(problem, hint="Pass --images FOLDER with images like those that the model will see.")
 
 
 def comparison_batches(checkpoint: Checkpoint, images: RealImages | None) -> list[Tensor]:

@@ -57,6 +57,7 @@ class Predictor:
         image_size: int | tuple[int, int] | None = None,
         merge: int | None = None,
         gate: Gate = Gate(),  # noqa: B008 (frozen)
+        calibration: str | Path | None = None,
         on_choice: Callable[[str], None] = lambda reason: None,
     ):
         """Load the model.
@@ -67,12 +68,14 @@ class Predictor:
             device: cpu, cuda, cuda:1, mps or auto.
             engine: torch, compiled, onnxruntime or openvino. auto is torch for a few images; for many, it measures the
                 installed engines once and takes the fastest that agrees with float32 torch.
-            precision: float32, bfloat16 or float16; auto is float32, or bfloat16 where an engine measures it faster.
+            precision: float32, bfloat16, float16 or int8; auto is float32, or bfloat16 where an engine measures it
+                faster.
             batch_size: images per batch.
             image_size: another input size than the model was trained at.
             merge: pairs of similar tokens to merge per block. Faster, and slightly less accurate.
             gate: the agreement with float32 torch that other engines and precisions need.
-            on_choice: called with one line about the engine that was chosen.
+            calibration: a folder or dataset to quantize the model with for int8; by default the data of its run.
+            on_choice: called with a line about the engine that was chosen, and while a model is quantized.
         """
         self.batch_size = check_int("batch_size", batch_size, minimum=1, maximum=MAX_BATCH_SIZE)
         self._name = str(source) if isinstance(source, str | Path) else "a Checkpoint"
@@ -92,6 +95,7 @@ class Predictor:
                 image_size=image_size,
                 merge=merge,
                 gate=gate,
+                calibration=calibration,
                 on_choice=on_choice,
             )
         self.labels = self.loaded.labels

@@ -13,12 +13,14 @@ from vitral.data.headers import Pixels
 from vitral.data.transforms import preprocess_image
 from vitral.devices import choose_precision
 from vitral.errors import ConfigError
-from vitral.inference.engines import Gate
+from vitral.inference.engines import Gate, to_probabilities
 from vitral.inference.engines.choosing import Chosen, Subject, check_request, choose_engine, open_engine
 from vitral.inference.engines.torch_eager import as_tensor
+from vitral.inference.int8 import open_int8
 from vitral.inference.loaded_model import Images, LoadedModel, load_model
 from vitral.inference.novelty import Novelty
 from vitral.inference.pipeline import make_loader
+from vitral.inference.real_images import calibration_images, fingerprint_images
 from vitral.weights.checkpoint import Checkpoint
 
 MIN_IMAGES = 256
@@ -39,10 +41,11 @@ class TorchBackend:
         image_size: int | tuple[int, int] | None,
         merge: int | None,
         gate: Gate,
+        calibration: str | Path | None,
         on_choice: Callable[[str], None],
     ):
         check_request(engine, precision)
-        is_torch = engine in ("auto", "torch") and precision != "auto"
+        is_torch = engine in ("auto", "torch") and precision not in ("auto", "int8")
         torch_precision = precision if is_torch else "float32"
         self.loaded = load_model(source, device=device, precision=torch_precision, image_size=image_size, merge=merge)
         self.novelty = _read_novelty(self.loaded)
@@ -50,7 +53,9 @@ class TorchBackend:
         self._batch_size, self._gate, self._on_choice = batch_size, gate, on_choice
         self._measured_for = MIN_IMAGES - 1  # the longest run that engines were considered for
         self._lock = Lock()
-        if engine not in ("auto", "torch"):
+        if precision == "int8":
+            self._use(_quantized(self.loaded, calibration, gate, on_choice))
+        elif engine not in ("auto", "torch"):
             self._use(open_engine(subject_of(self.loaded), engine, precision, batch=batch_size, gate=gate))
 
     @property
@@ -94,7 +99,8 @@ class TorchBackend:
             features = loaded.features(batch)
             unusual = [float(value) for value in self.novelty.score(loaded.check_finite(features)).numpy()]
             logits = loaded.classify(features)
-        return loaded.probabilities(loaded.check_finite(logits)).numpy(), unusual
+        rows = loaded.check_finite(logits).numpy()  # torch's softmax would wake threads, which spin on busy cores
+        return to_probabilities(rows, multi_label=loaded.multi_label), unusual
 
     def embed(self, images: list[np.ndarray]) -> np.ndarray:
         """Return (B, D) features."""
@@ -102,11 +108,20 @@ class TorchBackend:
 
 
 def with_engine(
-    loaded: LoadedModel, engine: str, precision: str, *, batch: int, items: Sequence[Item] = ()
+    loaded: LoadedModel,
+    engine: str,
+    precision: str,
+    *,
+    batch: int,
+    items: Sequence[Item] = (),
+    calibration: str | Path | None = None,
+    on_stage: Callable[[str], None] = lambda stage: None,
 ) -> tuple[LoadedModel, str]:
     """Return the model with the requested engine, and the reason; auto measures engines on the first of the images."""
     gate = Gate()
-    if engine != "auto":
+    if precision == "int8":
+        chosen = _quantized(loaded, calibration, gate, on_stage)
+    elif engine != "auto":
         chosen = open_engine(subject_of(loaded), engine, precision, batch=batch, gate=gate)
     else:
         first = next(make_loader(loaded, items[:batch], batch_size=batch).epoch(), None)
@@ -115,6 +130,19 @@ def with_engine(
         images = first.images.numpy()
         chosen = choose_engine(subject_of(loaded), images, total=len(items), gate=gate, precision=precision)
     return (replace(loaded, engine=chosen.engine) if chosen.engine else loaded), chosen.reason
+
+
+def _quantized(
+    loaded: LoadedModel, calibration: str | Path | None, gate: Gate, on_stage: Callable[[str], None]
+) -> Chosen:
+    """Return the model in int8, calibrated on a folder or dataset, or on the data of its run without."""
+    return open_int8(
+        loaded,
+        lambda checkpoint: calibration_images(checkpoint, loaded.run, calibration),
+        fingerprint=fingerprint_images(loaded.run, calibration),
+        max_drop=gate.max_drop,
+        on_stage=on_stage,
+    )
 
 
 def subject_of(loaded: LoadedModel) -> Subject:

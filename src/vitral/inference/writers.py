@@ -320,7 +320,7 @@ def _check_same_model(
             raise ConfigError(
                 f"--out has {row.label} ({row.probability:.1%}, {row.width} labels) for {row.file}, but the model now "
                 f"predicts {label} ({probability:.1%}, {len(current.top)} labels).",
-                hint="Resume with the same model and --top, or pass another --out.",
+                hint="Resume with the same model, --precision and --top, or pass another --out.",
             )
         return
 

@@ -16,7 +16,7 @@ from vitral.training.comparison import save_calibrated
 from vitral.training.config import SECTIONS, ResolvedConfig, TrainConfig
 from vitral.training.events import Candidate, Chosen, Event, Finished, Started, Warned, as_log_line
 from vitral.training.job import Job
-from vitral.training.kernels import repeat_threads
+from vitral.training.kernels import repeat_kernels
 from vitral.training.loop import train_loop
 from vitral.training.parallel import find_restarted, mirror_run, only_first
 from vitral.training.prepare import prepare
@@ -104,7 +104,7 @@ def _resume(original: Run, config: ResolvedConfig, network: Network | None) -> I
     with run.claim():
         job = yield from prepare(Request(config=config, network=network), run)
         manifest = run.read_manifest()
-        repeat_threads(manifest)
+        repeat_kernels(job, manifest)
         if manifest:
             yield from _check_unchanged(job, manifest)
         else:

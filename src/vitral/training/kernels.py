@@ -1,6 +1,6 @@
-"""Choose what only changes the speed of a run: its threads, and whether its network is compiled.
+"""Choose what only changes the speed of a run: its products, its threads, and whether its network is compiled.
 
-Both are measured before the first step of a long run on a CPU, recorded as choices, and repeated when it resumes.
+They are measured before the first step of a long run on a CPU, recorded as choices, and repeated when it resumes.
 """
 
 import os
@@ -15,6 +15,7 @@ from vitral.collectives import current_world
 from vitral.errors import first_line
 from vitral.inference.engines.compiled import find_compiler
 from vitral.training.events import Chosen
+from vitral.training.products import has_onednn
 from vitral.training.step import initial_loss_scale
 
 if TYPE_CHECKING:
@@ -29,11 +30,14 @@ MIN_GAIN = 1.1
 
 
 def choose_kernels(job: "Job", *, may_compile: bool) -> "Job":
-    """Return the job with the threads and the network that are measured to be fastest, and their choices."""
+    """Return the job with the products, threads and network that are measured to be fastest, and their choices."""
     world = current_world()
     if job.steps < MIN_STEPS or job.budget is not None or job.config.device != "cpu" or world.size > 1:
         return job
     seconds = _time_step(job)
+    if job.learner.can_use_onednn and has_onednn():
+        seconds, choice = choose_products(job, seconds)
+        job = job.with_choice(choice) if choice else job
     if seconds * job.steps >= MIN_THREADS_SECONDS:
         seconds, choice = choose_threads(job, seconds)
         job = job.with_choice(choice) if choice else job
@@ -41,6 +45,16 @@ def choose_kernels(job: "Job", *, may_compile: bool) -> "Job":
         choice = choose_compiling(job, seconds)
         job = replace(job, config=replace(job.config, compile=bool(choice.value))).with_choice(choice)
     return job
+
+
+def choose_products(job: "Job", seconds: float) -> tuple[float, Chosen | None]:
+    """Compute with oneDNN if that is faster. Return the seconds of a step, and the choice unless it is torch's own."""
+    job.learner.uses_onednn = True
+    if (other := _time_step(job)) * MIN_GAIN <= seconds:
+        reason = f"a step takes {other:.3f} s, and {seconds:.3f} s with torch's own products"
+        return other, Chosen(name="products", value="onednn", reason=reason)
+    job.learner.uses_onednn = False
+    return seconds, None
 
 
 def choose_threads(job: "Job", seconds: float) -> tuple[float, Chosen | None]:
@@ -79,11 +93,13 @@ def choose_compiling(job: "Job", seconds: float) -> Chosen:
     return Chosen(name="compile", value=is_faster, reason=reason)
 
 
-def repeat_threads(manifest: Mapping[str, Any]) -> None:
-    """Set the number of threads that was chosen when the run started."""
+def repeat_kernels(job: "Job", manifest: Mapping[str, Any]) -> None:
+    """Use the threads and the products that were chosen when the run started."""
     for name, value, _ in manifest.get("choices", ()):
         if name == "threads":
             torch.set_num_threads(int(value))
+        if name == "products":
+            job.learner.uses_onednn = value == "onednn"
 
 
 def _time_step(job: "Job") -> float:

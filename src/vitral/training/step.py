@@ -20,6 +20,7 @@ from vitral.model.noise import mix, noise_of
 from vitral.training.config import ResolvedConfig
 from vitral.training.gradients import add_up_gradients, clip_gradients
 from vitral.training.optimizer import Optimizer
+from vitral.training.products import OneDnnProducts
 from vitral.training.sharding import LARGE_TENSOR, copy_values, is_sharded, local, root_of, shard_model
 from vitral.training.state import TrainState
 from vitral.training.state_files import SavedTensor, read_into
@@ -67,6 +68,8 @@ class Learner:
         self.micro_batches = lcm(config.accumulate, self.world.size)
         shared = task.extra if self.is_sharded else self.modules
         copy_from_first([*shared.parameters(), *self.modules.buffers()])
+        self.uses_onednn = False
+        """Whether float32 products are computed with oneDNN, which `choose_kernels` measures."""
 
     def train_step(self, batch: Batch, state: TrainState, lr_factor: float) -> float:
         """Update the weights from one batch and return its loss. TrainingError if a gradient is not finite."""
@@ -111,7 +114,7 @@ class Learner:
                 self.config.seed * 1_000_003 + step + (index << 40)  # dropout of attention weights and packed lists
             )
             with noise_of(self._image_keys(batch, part, step)):
-                with self.autocast():
+                with self.computing():
                     outputs = self.task.forward(prepared, part)
                 loss = self.task.loss(outputs, prepared, part) * weight
                 (loss * loss_scale).backward()  # pyright: ignore[reportUnknownMemberType]
@@ -163,9 +166,16 @@ class Learner:
         copy_values(self.model, state)
         return from_first(median(times[1:]) * 1.1)  # plus the optimizer
 
-    def autocast(self) -> AbstractContextManager[object]:
+    @property
+    def can_use_onednn(self) -> bool:
+        """Return whether oneDNN could compute the products of this run."""
+        is_plain = self.config.precision == "float32" and self.device.type == "cpu" and not self.is_sharded
+        return is_plain and not self.task.is_compiled and not self.config.gradient_checkpointing
+
+    def computing(self) -> AbstractContextManager[object]:
+        """Compute a forward pass in the precision and with the kernels of the run."""
         if self.config.precision == "float32":
-            return nullcontext()
+            return OneDnnProducts() if self.uses_onednn and self.can_use_onednn else nullcontext()
         return torch.autocast(self.device.type, dtype=getattr(torch, self.config.precision))
 
     def averaged(self) -> AbstractContextManager[None]:

@@ -211,6 +211,7 @@ def test_models_that_an_engine_cannot_run_stay_with_torch(checkpoint: Checkpoint
     [
         ({"engine": "tensorrt"}, "engine must be one of auto, torch"),
         ({"precision": "int8"}, "vitral export MODEL --to openvino --precision int8"),
+        ({"engine": "torch", "precision": "int8"}, "does not compute int8"),
         ({"engine": "onnxruntime", "precision": "bfloat16"}, "does not compute bfloat16"),
     ],
 )

@@ -16,7 +16,15 @@ import torch
 from vitral.cache import keep_entry, read_entry
 from vitral.devices import choose_precision
 from vitral.errors import ConfigError, VitralError, check_choice, first_line, missing_package
-from vitral.inference.engines import ENGINES, Agreement, Engine, Gate, compare_outputs, missing_packages
+from vitral.inference.engines import (
+    ENGINES,
+    PRECISIONS,
+    Agreement,
+    Engine,
+    Gate,
+    compare_outputs,
+    missing_packages,
+)
 from vitral.inference.engines.compiled import build_compiled, find_compiler
 from vitral.inference.engines.fingerprint import machine_facts, weights_digest
 from vitral.inference.engines.graph import CannotTraceError
@@ -38,9 +46,9 @@ SUPPORTED = {
     "torch": ("float32", "bfloat16", "float16"),
     "compiled": ("float32", "bfloat16"),
     "onnxruntime": ("float32",),
-    "openvino": ("float32", "bfloat16"),
+    "openvino": ("float32", "bfloat16", "int8"),
 }
-"""The precisions that an engine builds from a checkpoint. int8 needs calibration, so `vitral export` writes it."""
+"""The precisions that an engine builds from a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +110,9 @@ Candidate = tuple[str, str]
 def check_request(engine: str, precision: str) -> None:
     """Raise ConfigError for an unknown or impossible combination, and MissingError for a missing package."""
     check_choice("engine", engine, ("auto", *ENGINES))
-    if precision == "int8":
-        hint = "Run: vitral export MODEL --to openvino --precision int8, and pass the file as MODEL."
-        raise ConfigError("precision 'int8' needs calibration images.", hint=hint)
-    check_choice("precision", precision, ("auto", "float32", "bfloat16", "float16"))
+    check_choice("precision", precision, ("auto", *PRECISIONS))
+    if engine == "auto" and precision == "int8":
+        engine = "openvino"
     if engine == "auto":
         return
     if precision != "auto" and precision not in SUPPORTED[engine]:

@@ -31,6 +31,8 @@ class OpenVinoEngine:
     outputs: tuple[str, ...]
     size: tuple[int, int] | None
     precision: str = "float32"
+    calibration: str = ""
+    """A digest of what an int8 model was quantized with."""
     name: str = "openvino"
     _lock: Lock = field(default_factory=Lock, repr=False)
 
@@ -63,6 +65,7 @@ def compile_model(
     *,
     precision: str = "float32",
     size: tuple[int, int] | None = None,
+    calibration: str = "",
 ) -> OpenVinoEngine:
     """Compile an openvino.Model, or the file of one, for this CPU.
 
@@ -86,7 +89,7 @@ def compile_model(
     compiled = core.compile_model(model, "CPU", options)
     fixed = None if shape[2].is_dynamic or shape[3].is_dynamic else (shape[2].get_length(), shape[3].get_length())
     outputs = tuple(output.get_any_name() for output in model.outputs)
-    return OpenVinoEngine(compiled=compiled, outputs=outputs, size=fixed, precision=precision)
+    return OpenVinoEngine(compiled=compiled, outputs=outputs, size=fixed, precision=precision, calibration=calibration)
 
 
 def convert_program(

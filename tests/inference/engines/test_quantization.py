@@ -1,6 +1,5 @@
 """int8 is calibrated on real images, measured on others, and kept only if it loses little accuracy."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,15 +11,18 @@ import torch
 
 import vitral
 from tests.conftest import small_model
-from vitral import api
-from vitral.api import find_int8
-from vitral.errors import ConfigError, VitralError
-from vitral.exporting import quantization
 from vitral.exporting.exporter import export, random_images
-from vitral.exporting.quantization import layers_by_kind, measure_drop, quantize
-from vitral.exporting.real_images import RealImages
+from vitral.inference.engines import quantization
 from vitral.inference.engines.graph import PixelModel, trace
 from vitral.inference.engines.openvino import convert_program
+from vitral.inference.engines.quantization import (
+    AccuracyLossError,
+    RealImages,
+    compare_neighbors,
+    layers_by_kind,
+    measure_drop,
+    quantize,
+)
 from vitral.preprocess import Preprocess
 from vitral.weights.checkpoint import Checkpoint
 
@@ -40,13 +42,24 @@ def test_the_loss_is_paired_image_by_image() -> None:
     expected = np.eye(4)[[0, 1, 2, 3]]
     outputs = np.eye(4)[[0, 1, 2, 0]]  # the last is wrong now
     drop = measure_drop(outputs, expected, np.array([0, 1, 2, 3]))
-    assert (drop.points, drop.images, drop.labeled) == (25, 4, True)
+    assert (drop.points, drop.images, drop.measure) == (25, 4, "top-1")
     assert drop.low < 0 < drop.high  # of four images, one proves nothing
     assert drop.high - drop.points == pytest.approx(1.96 * 100 * np.sqrt(0.25 * 0.75 / 4))
     swapped = measure_drop(np.eye(4)[[1, 1]], np.eye(4)[[1, 0]], np.array([0, 1]))
     assert swapped.points == -50  # better by chance
     assert measure_drop(outputs, expected, None).points == 25
-    assert not measure_drop(outputs, expected, None).labeled
+    assert measure_drop(outputs, expected, None).measure == "agreement with float32"
+
+
+def test_features_lose_what_a_search_no_longer_finds() -> None:
+    generator = np.random.default_rng(0)
+    expected = np.repeat(np.eye(8), 2, axis=0) + generator.normal(0, 0.01, (16, 8)) + 5  # eight pairs
+    rounded = compare_neighbors(expected + generator.normal(0, 0.01, expected.shape), expected)
+    assert (rounded.points, rounded.images, rounded.measure) == (0, 16, "nearest images")
+    broken = expected.copy()
+    broken[0] = 2 * expected.mean(axis=0) - expected[0]  # the first image looks like the opposite of its partner
+    assert compare_neighbors(broken, expected).points == pytest.approx(100 * 2 / 16)  # it and its partner
+    assert compare_neighbors(generator.normal(0, 1, expected.shape), expected).points > 50
 
 
 def test_a_small_model_in_int8(tmp_path: Path) -> None:
@@ -88,7 +101,7 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     monkeypatch.setattr(quantization, "convert_program", lambda *arguments: None)
     monkeypatch.setattr(quantization, "layers_by_kind", lambda *arguments: {kind: [kind] for kind in KINDS})
     monkeypatch.setattr(quantization, "run_nncf", run_nncf)
-    monkeypatch.setattr(quantization, "compile_model", lambda model, precision: model)
+    monkeypatch.setattr(quantization, "compile_model", lambda model, precision: SimpleNamespace(logits=model))
     monkeypatch.setattr(quantization, "run_all", run_all)
     return wrong
 
@@ -97,7 +110,8 @@ def quantize_example(**options: Any) -> Any:
     expected = np.tile([1.0, 0.0], (COUNT, 1))
     images = RealImages(calibration=expected, compared=expected, labels=np.zeros(COUNT, int), origin="test")
     nothing: Any = None
-    return quantize(nothing, nothing, nothing, images, expected, on_stage=lambda stage: None, **options)
+    options |= dict(outputs=["features", "logits"], on_stage=lambda stage: None)
+    return quantize(nothing, nothing, nothing, images, expected, **options)
 
 
 def test_everything_is_quantized_if_that_costs_little(costs: dict[str, int]) -> None:
@@ -114,37 +128,8 @@ def test_the_most_sensitive_kinds_stay_in_float32(costs: dict[str, int]) -> None
 
 def test_int8_is_refused_with_the_numbers(costs: dict[str, int]) -> None:
     costs |= dict.fromkeys(KINDS, 10)
-    with pytest.raises(VitralError, match=r"loses more than 0.5 points.*nothing in float32: \+50\.00 points"):
+    with pytest.raises(
+        AccuracyLossError, match=r"more than 0.5 points \(nothing in float32: \+50\.00 points"
+    ) as caught:
         quantize_example(max_drop=0.5)
-
-
-# ---- for predict and evaluate ----
-
-
-def test_a_run_is_quantized_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[Path] = []
-
-    def write(model: str, path: Path, **options: Any) -> SimpleNamespace:
-        assert (options["to"], options["precision"]) == ("openvino", "int8")
-        path.write_text("int8")
-        written.append(path)
-        return SimpleNamespace(path=str(path))
-
-    monkeypatch.setattr(api, "export", write)
-    folder = tmp_path / "run"
-    run = vitral.Run(folder)
-    folder.mkdir()
-    run.config.write_text("")
-    run.model.write_text("weights")
-    assert find_int8(str(folder)) == find_int8(str(folder)) == run.int8
-    assert written == [run.int8]
-    os.utime(run.int8, (0, 0))  # older than the model
-    find_int8(str(folder))
-    assert len(written) == 2
-    elsewhere = find_int8(str(folder), image_size=32)
-    assert elsewhere.parent != folder
-    other = find_int8("model.safetensors", images="photos")
-    assert other.is_file()
-    monkeypatch.setattr(api, "current_world", lambda: SimpleNamespace(size=2))
-    with pytest.raises(ConfigError, match="Several processes"):
-        find_int8(str(folder))
+    assert caught.value.message.count(" lost ") == 1 + len(KINDS) + 2  # each combination once
