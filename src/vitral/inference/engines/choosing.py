@@ -88,7 +88,7 @@ class Measurement:
     seconds: float = float("inf")
     """Per image."""
     torch_seconds: float = 0.0
-    """Those of float32 torch in the same moment, because the machine may be faster or slower at another."""
+    """Per image of float32 torch, which takes turns with the engine: at another moment, the machine may be slower."""
     difference: float = float("nan")
     top1: float = 0.0
     images: int = 0
