@@ -62,8 +62,8 @@ def _name_attempt(store: "Store", world: World, seconds: float) -> str:
     """Return a name that all processes of this start share, and no process of an earlier one had.
 
     torchrun keeps its store when it starts the processes again. Without another prefix for the keys, a process could
-    find the address of a dead one there and connect to it (pytorch issue 135712). The numbers of restarts are no such
-    prefix, because the launcher of each machine has its own.
+    find the address of a dead one there and connect to it (pytorch issue 135712). The number of restarts cannot be the
+    prefix, because the launcher of each machine counts its own.
     """
     token = uuid4().hex
     if not world.is_first:

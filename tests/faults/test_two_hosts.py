@@ -120,6 +120,8 @@ def end(*jobs: subprocess.Popen[str]) -> None:
             for pid in [job.pid, *map(int, children.stdout.split())]:
                 os.kill(pid, signal.SIGKILL)
             job.wait(30)
+        if job.stderr is not None:
+            job.stderr.close()
 
 
 def rows_logged(run: Path) -> int:
@@ -189,8 +191,10 @@ def train_through_cuts(folder: Path) -> None:
             mend_link(hosts)
             messages = jobs[0].communicate(timeout=120)[1]
             assert jobs[0].returncode != 0
-            assert "Another process of this command ended or stopped responding" in messages
-            hosts.log("the first host ended: another process of this command ended or stopped responding")
+            lines = [line for line in messages.splitlines() if line.startswith("vitral: ")]
+            assert lines, messages
+            assert "ended or stopped responding" in lines[0]
+            hosts.log(f"the first host ended: {lines[0].removeprefix('vitral: ')}")
         finally:
             end(*jobs)
         finish(hosts.train("resumed", "--resume", run, "--format", "quiet"))
