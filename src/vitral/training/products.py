@@ -56,8 +56,11 @@ class _Linear(torch.autograd.Function):
         return _product(inputs, weight, bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # noqa: ANN401
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,  # noqa: ANN401
+        *gradients: Tensor,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         (gradient,) = gradients
         inputs, weight = ctx.saved_tensors
         needs_inputs, needs_weight, needs_bias = ctx.needs_input_grad
