@@ -19,7 +19,7 @@ from vitral.errors import ConfigError
 from vitral.inference.engines import graph
 from vitral.inference.engines.choosing import Chosen, Subject, find_obstacle
 from vitral.inference.engines.fingerprint import describe_cpu, package_versions, weights_digest
-from vitral.inference.engines.openvino import compile_model, import_openvino
+from vitral.inference.engines.openvino import compile_model, import_openvino, open_core
 from vitral.inference.engines.quantization import (
     AccuracyLossError,
     Drop,
@@ -155,7 +155,7 @@ def _read(key: str) -> Quantized | AccuracyLossError | None:
             facts = json.loads(arrays["facts"].tobytes())
             if "refused" in facts:
                 return AccuracyLossError(facts["refused"], hint=facts["hint"])
-            model = import_openvino().Core().read_model(arrays["xml"].tobytes(), arrays["bin"].tobytes())
+            model = open_core().read_model(arrays["xml"].tobytes(), arrays["bin"].tobytes())
         return Quantized(model=model, drop=Drop(**facts["drop"]), kept=tuple(facts["kept"]))
     except (ValueError, KeyError, TypeError, OSError, BadZipFile, RuntimeError):
         return None

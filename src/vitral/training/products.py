@@ -22,7 +22,8 @@ class OneDnnProducts(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         if func is F.linear and not kwargs and _is_large(*args):
-            return _Linear.apply(*args) if len(args) == 3 else _Linear.apply(*args, None)
+            inputs, weight, bias = (*args, None)[:3]
+            return cast(Tensor, _Linear.apply(inputs, weight, bias))  # pyright: ignore[reportUnknownMemberType]
         return func(*args, **(kwargs or {}))
 
 
@@ -55,8 +56,12 @@ class _Linear(torch.autograd.Function):
         return _product(inputs, weight, bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # noqa: ANN401
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,  # noqa: ANN401
+        *gradients: Tensor,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (gradient,) = gradients
         inputs, weight = ctx.saved_tensors
         needs_inputs, needs_weight, needs_bias = ctx.needs_input_grad
         rows = gradient.reshape(-1, gradient.shape[-1])

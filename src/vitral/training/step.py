@@ -69,7 +69,7 @@ class Learner:
         shared = task.extra if self.is_sharded else self.modules
         copy_from_first([*shared.parameters(), *self.modules.buffers()])
         self.uses_onednn = False
-        """Whether float32 products are computed with oneDNN, which `choose_kernels` measures."""
+        """Whether oneDNN computes float32 products, which `choose_kernels` measures."""
 
     def train_step(self, batch: Batch, state: TrainState, lr_factor: float) -> float:
         """Update the weights from one batch and return its loss. TrainingError if a gradient is not finite."""

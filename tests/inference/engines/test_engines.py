@@ -229,3 +229,23 @@ def test_the_cpu_is_described() -> None:
     facts = describe_cpu()
     assert facts["cpu"]
     assert set(facts) == {"cpu", "cores", "instructions"}
+
+
+def test_a_signal_after_openvino_was_used_and_released() -> None:
+    """The second of two plugins would restore the stack for signal handlers that the first has freed."""
+    script = (
+        "import gc, signal, torch, vitral\n"
+        "from tests.conftest import small_model\n"
+        "from vitral.weights.checkpoint import Checkpoint\n"
+        "checkpoint = Checkpoint(model=small_model(depth=1), preprocess=vitral.Preprocess(size=(16, 16)))\n"
+        "first, second = (vitral.Predictor(checkpoint, engine='openvino') for _ in range(2))\n"
+        "assert first.engine == second.engine == 'openvino float32'\n"
+        "del first\n"
+        "gc.collect()\n"
+        "del second\n"
+        "gc.collect()\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('handled'))\n"
+        "signal.raise_signal(signal.SIGTERM)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr

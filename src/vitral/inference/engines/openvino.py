@@ -3,6 +3,7 @@
 import sys
 import warnings
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
@@ -60,6 +61,18 @@ def import_openvino() -> Any:  # noqa: ANN401 (a module without types)
     return openvino
 
 
+@cache
+def open_core() -> Any:  # noqa: ANN401
+    """Return the openvino.Core of this process, with its plugin for the CPU, which is never released.
+
+    Each plugin gives the process a stack for signal handlers. Of two plugins, the second restores that of the first,
+    even if it was freed before, so that the next Ctrl-C or SIGTERM would crash the process (seen with 2026.4).
+    """
+    core: Any = import_openvino().Core()
+    core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")  # loads the plugin
+    return core
+
+
 def compile_model(
     model: Any,  # noqa: ANN401
     *,
@@ -72,7 +85,7 @@ def compile_model(
     A model with dynamic height and width is compiled for images of `size`, or for all its sizes without.
     A CPU without instructions for bfloat16 computes float32, because emulating them takes a hundred times as long.
     """
-    core: Any = import_openvino().Core()
+    core = open_core()
     if precision == "bfloat16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         precision = "float32"
     if isinstance(model, Path):

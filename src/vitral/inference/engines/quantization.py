@@ -19,7 +19,7 @@ import torch
 
 from vitral.errors import VitralError, missing_package
 from vitral.inference.engines.graph import reporting_reasons
-from vitral.inference.engines.openvino import compile_model, convert_program, import_openvino
+from vitral.inference.engines.openvino import compile_model, convert_program, open_core
 from vitral.model.network import Config
 from vitral.preprocess import Preprocess
 
@@ -128,7 +128,7 @@ def quantize(
 
 def import_nncf() -> Any:  # noqa: ANN401 (a module without types)
     """Return the package, or raise MissingError."""
-    import_openvino()
+    open_core()  # before NNCF opens others and releases them
     try:
         with _silence():
             return import_module("nncf")
