@@ -25,7 +25,7 @@ LINES = {
         ("Another number of ranks or another strategy after a resume", "bit-equal, each sample once per epoch"),
         ("Two runs with the same seed and threads", "bit-equal, 3 runs"),
         ("Two commands on one run folder", "the second is refused, the first is not disturbed"),
-        ("Two hosts with a cut and mended link", "training continues"),
+        ("Two hosts with a cut and restored link", "training continues"),
     ],
     "Checkpoints": [
         ("Random faults in saved states", "500 of 500 detected, the newest intact state used and reported"),

@@ -207,7 +207,7 @@ def test_two_hosts(tmp_path: Path) -> None:
         pytest.skip(reason)
     train_through_cuts(tmp_path)
     record(
-        "Two hosts with a cut and mended link",
+        "Two hosts with a cut and restored link",
         "training continues",
         f"continues after {CUT_SECONDS} s without a link; resumed after the loss of a host; both bit-equal",
     )

@@ -168,8 +168,8 @@ def fit_plan(
                     return Plan(side=side, train=work.train, test=test, extra_views=extra_views, is_trained=is_trained)
         return None
 
-    def sampled(epochs: float, enough: int) -> list[Plan]:
-        """Return the plans with as many images as fit, those with enough images per class first."""
+    def sampled(epochs: float, enough: int) -> Plan:
+        """Return the plan with the largest images of which enough per class fit, or else with the smallest."""
         plans: list[Plan] = []
         for side in workloads:
             work, image = with_sample(side, 0)
@@ -177,11 +177,11 @@ def fit_plan(
             left = budget - work.test * work.test_cost * image
             train = min(work.train, max(MIN_PER_CLASS * classes, int(left / per_image)))
             plans.append(Plan(side=side, train=train, test=work.test, extra_views=0, is_trained=bool(epochs)))
-        return [plan for plan in plans if plan.train >= enough * classes] or plans[-1:]
+        return next((plan for plan in plans if plan.train >= enough * classes), plans[-1])
 
     if fitting := first_fitting(TRAINED_EPOCHS):
         return fitting
-    trained = sampled(TRAINED_EPOCHS, ENOUGH_TO_TRAIN if can_skip_training else ENOUGH_PER_CLASS)[0]
+    trained = sampled(TRAINED_EPOCHS, ENOUGH_TO_TRAIN if can_skip_training else ENOUGH_PER_CLASS)
     if not can_skip_training or trained.train >= ENOUGH_TO_TRAIN * classes:
         return trained
-    return first_fitting(0) or sampled(0, ENOUGH_PER_CLASS)[0]
+    return first_fitting(0) or sampled(0, ENOUGH_PER_CLASS)
